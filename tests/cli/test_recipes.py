@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -363,9 +364,15 @@ def test_list_shows_every_recipe_with_a_sentence_in_80_columns(commands):
     assert commands.run("cache", "list").out == commands.run("cache", "ls").out
 
 
+@pytest.fixture(scope="module")
+def shown(commands):
+    """The output of `recipes show NAME`."""
+    return cache(lambda name: commands.run("recipes", "show", name).out)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_show_prints_each_key_of_the_task_with_its_value_and_description(commands, name):
-    output = commands.run("recipes", "show", name).out
+def test_show_prints_each_key_of_the_task_with_its_value_and_description(shown, name):
+    output = shown(name)
     recipe, again = load_recipe(name), parse_recipe(yaml.safe_load(output))
     assert again.model_copy(update={"objective": recipe.objective}) == recipe
     model = type(plugins.task.get(recipe.task)(recipe).objective)
@@ -386,9 +393,9 @@ def test_show_prints_each_key_of_the_task_with_its_value_and_description(command
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if "architecture" in load_recipe(name).model]
 )
-def test_show_prints_each_key_of_the_model(commands, name):
+def test_show_prints_each_key_of_the_model(shown, name):
     """Keys that the recipe leaves to the architecture are comments, with their value."""
-    output = commands.run("recipes", "show", name).out
+    output = shown(name)
     output = output[output.index("\nmodel:") : output.index("\ntraining:")]
     keys = load_recipe(name).model
     kind = architecture(keys["architecture"])

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -23,6 +24,22 @@ def diverges(settings, **_):
     return lambda step: settings.learning_rate if low or step <= {step} else 1e38
 """
 WIDE = [{"step": step, "low": 0.0, "high": 99.0} for step in (3, 9)]
+
+
+@pytest.fixture(scope="module")
+def stopped(commands, tmp_path_factory):
+    """A run that was interrupted at step 7 of 12."""
+    folder = tmp_path_factory.mktemp("stopped")
+    recipe = write_recipe(folder / "recipe.json")
+    assert commands.train(recipe, folder / "run", kill={"interrupt_at": 7}).code == 130
+    return folder
+
+
+@pytest.fixture
+def interrupted(stopped, tmp_path):
+    """A copy of `stopped`: its recipe's file and its folder."""
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "recipe.json", tmp_path / "run"
 
 
 def starts_of(out):
@@ -70,9 +87,8 @@ def test_the_advice_after_a_divergence_works_as_it_is_printed(commands, tmp_path
     ("old", "new", "is_noted"),
     [("d_model: 16", "d_model: 32", False), ("learning_rate: 0.01", "learning_rate: 0.02", True)],
 )
-def test_an_edited_recipe_of_a_run_is_refused_or_noted(commands, tmp_path, old, new, is_noted):
-    recipe, out = write_recipe(tmp_path / "recipe.json"), tmp_path / "run"
-    assert commands.train(recipe, out, kill={"interrupt_at": 7}).code == 130
+def test_an_edited_recipe_of_a_run_is_refused_or_noted(commands, interrupted, old, new, is_noted):
+    _, out = interrupted
     path = out / "recipe.yaml"
     content = path.read_text()
     assert content.count(old) == 1
@@ -94,10 +110,9 @@ def test_an_edited_recipe_of_a_run_is_refused_or_noted(commands, tmp_path, old, 
         ("  layer_lr_decay: 0.5\n", None),
     ],
 )
-def test_keys_that_are_newer_than_a_run_have_their_defaults(commands, tmp_path, line, changes):
+def test_keys_that_are_newer_than_a_run_have_their_defaults(commands, interrupted, line, changes):
     """As in a run of an earlier version: neither its log nor its recipe.yaml has them."""
-    recipe, out = write_recipe(tmp_path / "recipe.json"), tmp_path / "run"
-    assert commands.train(recipe, out, kill={"interrupt_at": 7}).code == 130
+    _, out = interrupted
     key = line.strip().partition(":")[0] or "r_drop"
     log, path = out / "log.jsonl", out / "recipe.yaml"
     content, count = re.subn(rf'"{key}":[^,]*,', "", log.read_text())
@@ -135,10 +150,10 @@ def test_changed_settings_stay_with_the_run_and_end_its_bands(commands, tmp_path
     assert_refused(refused, 'training.precision ("bf16" -> "fp32")', "with --set")
 
 
-def test_a_setting_that_is_restored_at_the_same_step_is_no_change(commands, tmp_path):
-    recipe = write_recipe(tmp_path / "recipe.json")
+def test_a_setting_that_is_restored_at_the_same_step_is_no_change(commands, stopped, tmp_path):
+    recipe = stopped / "recipe.json"
     for out in ("whole", "changed"):
-        assert commands.train(recipe, tmp_path / out, kill={"interrupt_at": 7}).code == 130
+        shutil.copytree(stopped / "run", tmp_path / out)
     for value in (0.5, 1.0):
         change = ("--set", f"training.clip_norm={value}")
         kill = {"call": "replace", "path": r"checkpoints/step-00000009$", "when": "before"}
@@ -156,10 +171,9 @@ def test_a_setting_that_is_restored_at_the_same_step_is_no_change(commands, tmp_
     ["model.d_model=32", "data.max_length=9", "tokenizer.kind=char", "training.batch_sentences=8"],
 )
 def test_a_setting_that_no_checkpoint_fits_is_refused_and_nothing_changes(
-    commands, tmp_path, setting
+    commands, interrupted, setting
 ):
-    recipe, out = write_recipe(tmp_path / "recipe.json"), tmp_path / "run"
-    assert commands.train(recipe, out, kill={"interrupt_at": 2}).code == 130
+    recipe, out = interrupted
     before = tree(out)
     refused = commands.train(recipe, out, "--resume", "--set", setting)
     assert_refused(refused, "cannot resume", setting.partition("=")[0], "start a new run")

@@ -182,8 +182,10 @@ def _small_and(before: Any, rank: int) -> None:
     before(rank)
 
 
-@pytest.mark.parametrize("error", [UserError("no such row"), RuntimeError("out of memory\nat x")])
-@pytest.mark.parametrize("sharing", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("error", "sharing"),
+    [(UserError("no such row"), "ddp"), (RuntimeError("out of memory\nat x"), "fsdp")],
+)
 def test_an_error_in_an_evaluation_names_its_rank(
     commands: Commands, tmp_path: Path, error: Exception, sharing: str
 ) -> None:
@@ -196,9 +198,18 @@ def test_an_error_in_an_evaluation_names_its_rank(
     assert line.endswith(f"): {kind}{reason}; step 3 is saved in {newest}: resume from it")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> Path:
+    """The run of `run_two` in one process, uninterrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    recipe = write_recipe(folder / "recipe.json", training__batch_parts=2)
+    assert commands.train(recipe, folder / "run").code == 0
+    return folder / "run"
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_signal_ends_the_evaluation_in_all(
-    commands: Commands, tmp_path: Path, victim: int
+    commands: Commands, whole: Path, tmp_path: Path, victim: int
 ) -> None:
     """Whichever process it reaches; the run goes on with the evaluation that was left."""
     before = partial(_interrupt_in_evaluation, victim)
@@ -209,9 +220,7 @@ def test_a_signal_ends_the_evaluation_in_all(
     assert newest is not None
     assert newest.name.startswith("interim-")
     assert commands.run("train", run, "--resume", "--quiet").code == 0
-    whole = write_recipe(tmp_path / "whole.json", training__batch_parts=2)
-    assert commands.train(whole, tmp_path / "whole").code == 0
-    assert_equal_evaluations(run, tmp_path / "whole")
+    assert_equal_evaluations(run, whole)
 
 
 def test_one_process_has_all_work_and_no_wrapped_error() -> None:

@@ -17,6 +17,7 @@ from heedful.insight.report import CheckResult, Status
 # net in its own type, and of one in fp64, where more of them are still far from any defect.
 _ROUNDINGS, _DOUBLE_ROUNDINGS = 64, 1000
 
+POOLED = "the net has one output per text, not per position"  # why a check is skipped
 Outcome = tuple[str, float | None]  # observation, and the number compared with the tolerance
 CheckFunction = Callable[[Probe], Outcome]
 

@@ -1,27 +1,22 @@
-"""Checks of the inputs that outputs must or must not depend on."""
+"""Checks of the inputs that outputs must or must not depend on; causality has its own file."""
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.insight.checks import (
+    POOLED,
     Failed,
     Outcome,
     Skipped,
     check,
     distance,
     distances,
-    gradient_beyond_rounding,
     influence,
     period_of_positions,
 )
 from heedful.insight.kind import Side
 from heedful.insight.probe import NetInputs, Probe
-
-# Nets of up to this many parameters are tested at every position of a long text, others at some.
-_SMALL_NET = 5_000_000
-
-POOLED = "the net has one output per text, not per position"
 
 
 @check(
@@ -50,102 +45,6 @@ def batch_independence(probe: Probe) -> Outcome:
     if errors[worst] > probe.tolerance:
         raise Failed(f"rows differ by {errors[worst]:.1e} {worst}", errors[worst])
     return "rows do not depend on each other", errors[worst]
-
-
-@check(
-    "causality",
-    requirement="{outputs} at a {target}position do not depend on later {target}tokens",
-    hint="The causal mask is missing, transposed, aligned to the wrong corner or off by one, "
-    "or has the opposite polarity (torch's MultiheadAttention: True = masked; "
-    "scaled_dot_product_attention: True = may attend). The training loss is then too low, "
-    "and decoding fails.",
-    needs=("no dropout in evaluation",),
-    retry_in_double=True,
-)
-def causality(probe: Probe) -> Outcome:
-    """Later tokens must have no effect on outputs, and get no gradient from them.
-
-    All pairs of tokens of a short text, then all distances in a long one. Gradients also show
-    effects that cancel in the outputs.
-    """
-    if not probe.causal:
-        raise Skipped("an encoder: tokens may attend to later ones")
-    if probe.is_pooled:
-        raise Skipped(POOLED)
-    effects = influence(probe, probe.output_side).triu(1)  # only later tokens
-    error = float(effects.max())
-    if error > probe.tolerance:
-        position, token = divmod(int(effects.argmax()), effects.size(1))
-        detail = f"{probe.outputs_name} at {position} change by {error:.1e} with token {token}"
-        raise Failed(detail, error)
-    error = max(error, _require_no_effect_from_afar(probe))
-    size, seen = probe.longest, True
-    for batch, position in (
-        (probe.batch(3), 0),
-        *((probe.long_batch(2), position) for position in (0, size // 3, size - 2)),
-    ):
-        leak = _gradient_from_later(probe, batch, position)
-        seen = seen and leak is not None
-        if leak:  # also true for NaN
-            name = probe.outputs_name
-            detail = f"{name} at {position} have a gradient of {leak:.1e} from later tokens"
-            raise Failed(detail, leak)
-    gradients = "get no gradient" if seen else "gradients are unknown: no lookup was recorded"
-    return f"later tokens have no effect and {gradients}, in {probe.at_lengths}", error
-
-
-def _require_no_effect_from_afar(probe: Probe) -> float:
-    """Replace the tokens from each position on, and remove them, in a long text.
-
-    Returns the largest effect on the outputs before; raises `Failed` above the tolerance.
-    """
-    side, name = probe.output_side, probe.outputs_name
-    batch = probe.long_batch(2)
-    ids, outputs = batch.ids[side], probe.outputs(batch)
-    size = ids.size(1)
-
-    def effects_of(first: int, last: int) -> Float[Tensor, "P"]:
-        changed = ids.clone()
-        changed[:, first:last] = probe.other_tokens(side, ids[:, first:last])
-        return distances(outputs, probe.outputs(batch.replace_ids(side, changed)))
-
-    small = sum(p.numel() for p in probe.net.parameters()) <= _SMALL_NET
-    worst = 0.0
-    for split in range(1, size, 1 if small else max(1, size // 16)):
-        effects = effects_of(split, size)[:split]
-        worst = max(worst, error := float(effects.max()))
-        if error > probe.tolerance:
-            position = int(effects.argmax())
-            singly = [float(effects_of(j, j + 1)[position]) for j in range(split, size)]
-            strongest = max(singly)
-            which = f"token {split + singly.index(strongest)}"
-            if strongest <= probe.tolerance:
-                which = f"tokens {split} and later"
-            raise Failed(f"{name} at {position} change by {error:.1e} with {which}", error)
-    for length in {size // 2, size - 1}:
-        prefix = probe.outputs(batch.replace_ids(side, ids[:, :length]))
-        worst = max(worst, error := distance(outputs[:, :length], prefix))
-        if error > probe.tolerance:
-            detail = f"{name} change by {error:.1e} when tokens {length} and later are removed"
-            raise Failed(detail, error)
-    return worst
-
-
-def _gradient_from_later(probe: Probe, batch: NetInputs, position: int) -> float | None:
-    """See `gradient_beyond_rounding`: of the outputs at a position, at later tokens."""
-    side = probe.output_side
-
-    def score(outputs: Tensor) -> Tensor:
-        here = outputs[:, position]
-        weights = torch.rand(here.shape, generator=probe.generator).to(here)
-        return (here * weights).nan_to_num(neginf=0.0).sum()
-
-    def gradient_of(at: Probe) -> Tensor | None:
-        return at.token_gradient(batch, side, score)
-
-    later = torch.zeros_like(batch.ids[side], dtype=torch.bool)
-    later[:, position + 1 :] = True
-    return gradient_beyond_rounding(probe, gradient_of, later)
 
 
 @check(

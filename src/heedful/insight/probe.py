@@ -77,6 +77,7 @@ class Probe(NetKind):
     overfit_seconds: float
     generator: torch.Generator
     original: nn.Module = field(init=False, repr=False)
+    _tokens: dict[Side, Int[Tensor, "n"]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.original = self.net
@@ -111,11 +112,14 @@ class Probe(NetKind):
 
     def tokens(self, side: Side) -> Int[Tensor, "n"]:
         """All ids except `pad_id` and the `padding_idx` of embeddings."""
+        if side in self._tokens:
+            return self._tokens[side]
         padding = {m.padding_idx for m in self.net.modules() if isinstance(m, nn.Embedding)}
         padding.add(self.pad_id)
-        return torch.tensor(
+        self._tokens[side] = torch.tensor(
             [token for token in range(self.vocab_sizes[side]) if token not in padding]
         )
+        return self._tokens[side]
 
     def ids(self, side: Side, rows: int, width: int) -> Int[Tensor, "{rows} {width}"]:
         """Random tokens, different within a row if the vocabulary is large enough."""

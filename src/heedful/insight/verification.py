@@ -10,8 +10,8 @@ from heedful import openmp
 from heedful.errors import UserError, describe
 from heedful.insight import cache_checks as cache
 from heedful.insight import call_checks as calls
+from heedful.insight import causality, hugging_face
 from heedful.insight import dependency_checks as dependency
-from heedful.insight import hugging_face
 from heedful.insight import learning_checks as learning
 from heedful.insight import padding_checks as padding
 from heedful.insight.checks import Check
@@ -38,7 +38,7 @@ CHECKS = (
     calls.one_row_one_token,
     calls.deterministic,
     calls.normalization,
-    dependency.causality,
+    causality.causality,
     dependency.mask_polarity,
     dependency.bidirectional_attention,
     dependency.attention_window,
