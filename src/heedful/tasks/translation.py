@@ -185,9 +185,6 @@ class Translation(Task):
             more["language_codes"] = language_tokens(data.tokenizers[0])
         return ModelMetadata(name, self.recipe.task, *languages, limits, **more)
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return self.plan_rows(data, epoch, lambda indices: indices)
-
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return tuple(data.ids("train", side).lengths_of(rows) for side in ("src", "tgt"))
 
