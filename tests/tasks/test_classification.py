@@ -77,7 +77,7 @@ def test_the_split_keeps_a_source_of_each_label_in_train(
     def read(labels: list[str]) -> FirstPass:
         file = write_tsv(tmp_path / "rows.tsv", [*zip(texts, labels, strict=True)])
         recipe = recipe_of(file, objective={"problem": problem})
-        raw = TextClassification(recipe).raw_data().of_problem(problem)
+        raw = replace(TextClassification(recipe).raw_data(), problem=problem)
         return FirstPass.read(recipe, raw, 1_000)
 
     labels = ["cat" if number % 2 else "dog" for number in range(len(texts))]

@@ -192,7 +192,7 @@ def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tup
 
 def summarize(task: Task, inherited: Inherited) -> DataSummary:
     """The summary of the data that `write_data` would write; nothing is written."""
-    raw = task.raw_data().of_problem(task.problem(inherited.problem))
+    raw = replace(task.raw_data(), problem=task.problem(inherited.problem))
     read, tokenizers = _first_pass(task, inherited, raw)
     held_out = {}
     for name, rows in read.held_out.items():
@@ -262,7 +262,7 @@ def write_data(task: Task, inherited: Inherited, directory: Path) -> None:
     in the second pass.
     """
     remove_unfinished(directory)
-    raw = task.raw_data().of_problem(task.problem(inherited.problem))
+    raw = replace(task.raw_data(), problem=task.problem(inherited.problem))
     if not (directory / _FIRST_PASS).is_file():
         for left in directory.iterdir():
             if left.name != MANIFEST:
