@@ -124,9 +124,9 @@ def start_run(
     for line in task.notes():
         print_line(line)
     precision = _precision(recipe, out if resume else None, device)
-    parallelism = parallelism_of(training, group, precision)
     batch_parts = _batch_parts(recipe, out if resume else None)
-    if parallelism != "none":
+    if group.count > 1:
+        parallelism = parallelism_of(training, group, precision)
         print_line(f"processes  {group.count} ({parallelism}), each batch in parts: {batch_parts}")
     if device.type == "cpu" and (reason := kernels.load()):
         print_line(f"kernels    none, which makes training slower: {reason}")
