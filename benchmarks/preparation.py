@@ -339,7 +339,7 @@ def position(cache: Path, name: str) -> int:
 
 def progress_at_half(cache: Path, name: str) -> Any:
     """A function that returns half of the number of chunks, once the first pass is done."""
-    path = cache / "data" / f"{name}{UNFINISHED}" / "first_pass.json"
+    path = cache / "data" / f"{name}{UNFINISHED}" / "training_rows.json"
 
     def half() -> float:
         try:

@@ -77,12 +77,12 @@ def test_the_split_keeps_a_source_of_each_label_in_train(
     def read(labels: list[str]) -> FirstPass:
         file = write_tsv(tmp_path / "rows.tsv", [*zip(texts, labels, strict=True)])
         recipe = recipe_of(file, objective={"problem": problem})
-        raw = TextClassification(recipe).raw_data().of_problem(problem)
+        raw = replace(TextClassification(recipe).raw_data(), problem=problem)
         return FirstPass.read(recipe, raw, 1_000)
 
     labels = ["cat" if number % 2 else "dog" for number in range(len(texts))]
     before = read(labels)
-    first, second, *_ = before.split.held_out.tolist()
+    first, second, *_ = before.train.split.held_out.tolist()
     both = "owl,eel" if problem == "multi_label" else "owl"
     for number, text in enumerate(texts):
         if text == texts[first]:
@@ -90,11 +90,11 @@ def test_the_split_keeps_a_source_of_each_label_in_train(
     labels[second] = "cod"
     read_again = read(labels)
     train = Counter(",".join(read_again.sample()["label"]).split(","))
-    assert {*train} == {*read_again.labels} == {"cat", "dog", "cod", *both.split(",")}
-    kept = {*before.split.held_out.tolist()} - {*read_again.split.held_out.tolist()}
+    assert {*train} == {*read_again.train.labels} == {"cat", "dog", "cod", *both.split(",")}
+    kept = {*before.train.split.held_out.tolist()} - {*read_again.train.split.held_out.tolist()}
     assert {texts[number] for number in kept} == {texts[first], texts[second]}
-    count = len(before.split.held_out) - len(kept)
-    assert len(read_again.held_out["valid"]) == read_again.split.num_valid == count
+    count = len(before.train.split.held_out) - len(kept)
+    assert len(read_again.held_out["valid"]) == read_again.train.split.num_valid == count
     line = f"{count} of data.train (data.valid_size); {len(kept)} kept in train, for labels"
     assert read_again.summaries["valid"].startswith(line)
 

@@ -15,6 +15,7 @@ from encoder_runs import PreparedTask, assert_resumes, recipe_of, sentences, wri
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
 from heedful.data.columns import rows_of
+from heedful.data.draws import EpochDraw
 from heedful.data.plans import plan_batches, plan_windows
 from heedful.data.special_tokens import allow_in_texts, tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
@@ -26,7 +27,6 @@ from heedful.run import train
 from heedful.tasks import epochs as tasks_epochs
 from heedful.tasks.corpora import corpus_shares, language_tags
 from heedful.tasks.epochs import EpochBatches
-from heedful.tasks.inputs import epoch_draw
 from heedful.tasks.run_data import Inherited
 from heedful.tasks.translation import Translation
 from heedful.training.events import Evaluated, RunStarted, StepDone
@@ -140,7 +140,9 @@ def test_the_plan_reads_each_corpus_by_its_weight(prepared) -> None:
         assert counts == [40, 24, 15]
         seen += np.bincount(rows, minlength=len(columns))
     assert seen.tolist() == [2] * 64 + [1] * 30
-    draw, settings = epoch_draw(prepared.recipe, 1, columns.corpora), prepared.recipe.training
+    settings = prepared.recipe.training
+    shares = corpus_shares(prepared.recipe, columns.corpora)
+    draw = EpochDraw(shares, seed=settings.seed, epoch=1)
     rows = draw.rows(0, len(draw))
     lengths = [prepared.data.ids("train", side).lengths[rows] for side in ("src", "tgt")]
     limits = {"max_tokens": settings.batch_tokens, "max_sentences": settings.batch_sentences}

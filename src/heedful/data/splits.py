@@ -4,20 +4,34 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from math import floor
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from unicodedata import normalize
 from zlib import crc32
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator
 
 from heedful.data.invisible import without_invisible
 from heedful.data.rows import CORPUS, LABEL, MESSAGES, Chunk, Rows, TextUnit, hash_cells
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs
+
+# Arrays as JSON: lists.
+_LIST = PlainSerializer(lambda array: array.tolist())
+RowIndices = Annotated[
+    Int64[np.ndarray, " n"], PlainValidator(partial(np.array, dtype=np.int64)), _LIST
+]
+Digests = Annotated[
+    UInt64[np.ndarray, " n"], PlainValidator(partial(np.array, dtype=np.uint64)), _LIST
+]
+Checksums = Annotated[
+    UInt32[np.ndarray, " n"], PlainValidator(partial(np.array, dtype=np.uint32)), _LIST
+]
 
 
 class Tail(NamedTuple):
@@ -43,7 +57,7 @@ class Split:
         tails: further rows that are held out.
     """
 
-    held_out: Int64[np.ndarray, " H"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    held_out: RowIndices = field(default_factory=lambda: np.zeros(0, np.int64))
     tails: tuple[Tail, ...] = ()
 
     @property
@@ -234,8 +248,8 @@ class KnownRows:
             exchanged.
     """
 
-    digests: UInt64[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    checksums: UInt32[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    digests: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    checksums: Checksums = field(default_factory=lambda: np.zeros(0, np.uint32))
     both_directions: bool = False
 
     @classmethod

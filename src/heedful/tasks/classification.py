@@ -137,9 +137,6 @@ class TextClassification(Task):
         num_labels = 2 if data is None else len(data.labels)
         return encoder_keys(self.recipe, data, name, "classify") | {"num_labels": num_labels}
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return self.plan_rows(data, epoch, lambda indices: indices)
-
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (data.ids("train").lengths_of(rows),)
 

@@ -165,47 +165,38 @@ def check_corpora(recipe: Recipe) -> None:
         )
 
 
-def corpus_tag_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-    """The ids of the tags of each corpus that has any.
+class IdsBefore(NamedTuple):
+    """The ids before the sources and the targets of each corpus ("" without `data.corpora`).
+
+    Sources have the tags of their corpus. With a tokenizer that has tokens of languages, and
+    without tags, each text has that of its language: only then `tgt` has entries.
+    """
+
+    src: dict[str, tuple[int, ...]]
+    tgt: dict[str, tuple[int, ...]]
+
+
+def ids_before(recipe: Recipe, tokenizer: Tokenizer) -> IdsBefore:
+    """The ids before texts. A new model whose recipe names no languages has none of languages.
 
     Raises:
-        UserError: a tag that is not one token of the tokenizer.
+        UserError: a tag that is not one token of the tokenizer; a language that the tokenizer has
+            no token of; no languages, for a run that starts from a model which puts their tokens
+            before texts.
     """
-    return {
-        name: tuple(tag_id(tokenizer, tag) for tag in tags_of(corpus))
-        for name, corpus in recipe.data.corpora.items()
-        if tags_of(corpus)
-    }
-
-
-class CodeIds(NamedTuple):
-    """The ids of the tokens of the languages of a corpus, first in its sources and its targets."""
-
-    src: tuple[int, ...]
-    tgt: tuple[int, ...]
-
-
-def corpus_code_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, CodeIds]:
-    """The tokens of languages of each corpus ("" without `data.corpora`).
-
-    Empty for a tokenizer without such tokens, with tags in their place, and for a new model of such
-    a tokenizer whose recipe names no languages.
-
-    Raises:
-        UserError: a language that the tokenizer has no token of; no languages, for a run that
-            starts from a model which puts their tokens before texts.
-    """
+    before = IdsBefore({}, {})
+    if all_tags(recipe):
+        for name, corpus in recipe.data.corpora.items():
+            if tags := tags_of(corpus):
+                before.src[name] = tuple(tag_id(tokenizer, tag) for tag in tags)
+        return before
     tokens = language_tokens(tokenizer)
-    if not tokens or all_tags(recipe):
-        return {}
-    ids: dict[str, CodeIds] = {}
-    for name in recipe.data.corpora or [""]:
+    for name in recipe.data.corpora or [""] if tokens else ():
         key = f"data.corpora.{name}." if name else "data."
-        sides: list[tuple[int, ...]] = []
-        for side, language in zip(("src", "tgt"), languages_of(recipe, name), strict=True):
+        for side, language in zip(before._fields, languages_of(recipe, name), strict=True):
             if language is None:
                 if recipe.init_from is recipe.distillation.teacher is None:
-                    return {}
+                    return IdsBefore({}, {})
                 raise UserError(
                     f"{key}{side}_language is not given: the model that the run starts from puts "
                     "the token of its language before each text, so set it"
@@ -215,9 +206,8 @@ def corpus_code_ids(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, CodeIds]:
                     f"{key}{side}_language: the tokenizer has no token of the language {language}; "
                     f"it has {format_names([*tokens], str)}"
                 )
-            sides.append((tag_id(tokenizer, tokens[match]),))
-        ids[name] = CodeIds(*sides)
-    return ids
+            getattr(before, side)[name] = (tag_id(tokenizer, tokens[match]),)
+    return before
 
 
 def corpus_shares(recipe: Recipe, ranges: Sequence[CorpusRange]) -> list[CorpusShare]:

@@ -6,7 +6,7 @@ fine-tuned on pairs of texts (`init_from`).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from heedful import task_keys
 from heedful.config import Recipe
+from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
@@ -135,9 +136,17 @@ class Denoising(Task):
         language = self.recipe.data.src_language
         return ModelMetadata(name, self.recipe.task, language, language, limits, generation=ids)
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
+    def plan_rows(
+        self,
+        data: RunData,
+        epoch: int,
+        shapes: list[BatchShape] | None,
+        buffer: int,
+        rows: Int64[np.ndarray, " n"],
+    ) -> list[PlannedRows]:
         """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
-        return self.plan_rows(data, epoch, partial(PlannedRows, epoch))
+        batches = super().plan_rows(data, epoch, shapes, buffer, rows)
+        return [PlannedRows(epoch, indices) for indices in batches]
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Upper bounds of the source and target lengths of each training text."""

@@ -1,20 +1,18 @@
-"""Helpers of tasks: rows of a recipe's files, new tokenizers, batches of an epoch, Config keys."""
+"""Helpers of tasks: rows of a recipe's files, new tokenizers, shapes of batches, Config keys."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
 from heedful.config import DEFAULT_TEXT_SHARE, Files, Filters, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes
-from heedful.data.columns import CorpusRange
-from heedful.data.draws import EpochDraw
 from heedful.data.filters import Filter, make_filters
-from heedful.data.plans import BLOCK_ROWS, RowsOf, plan_by_buffers
+from heedful.data.plans import BLOCK_ROWS
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
@@ -26,7 +24,6 @@ from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.corpora import (
     SOURCES,
     SplitFiles,
-    corpus_shares,
     files_by_split,
     languages_of,
     resolve_paths,
@@ -37,7 +34,6 @@ from heedful.zoo import architecture
 
 TWO_STACKS = {"architecture": "vaswani2017", "size": "tiny"}  # default of `model`
 NO_DATA = 8  # vocabulary size before the data are read
-Item = TypeVar("Item")
 SomeRows: TypeAlias = Int64[np.ndarray, " n"] | slice  # indices of rows, or a range of them
 LengthsOf: TypeAlias = Callable[[SomeRows], tuple[Int64[np.ndarray, " n"], ...]]
 
@@ -170,34 +166,6 @@ def rows_per_batch(recipe: Recipe, length: int) -> int:
         return training.batch_sentences
     assert training.batch_tokens is not None
     return max(1, training.batch_tokens // length)
-
-
-def epoch_draw(recipe: Recipe, epoch: int, corpora: Sequence[CorpusRange]) -> EpochDraw:
-    """The training rows that an epoch of `data.corpora` reads."""
-    return EpochDraw(corpus_shares(recipe, corpora), seed=recipe.training.seed, epoch=epoch)
-
-
-def plan_epoch_rows(
-    recipe: Recipe,
-    epoch: int,
-    corpora: Sequence[CorpusRange],
-    num_rows: int,
-    plan: Callable[[int, Int64[np.ndarray, " n"]], Sequence[Item]],
-) -> Sequence[Item]:
-    """The batches of an epoch, by `plan_by_buffers`.
-
-    Args:
-        corpora: the ranges of the corpora of which `epoch_draw` chooses rows; empty: an epoch
-            reads all rows.
-        num_rows: training rows.
-        plan: as there.
-    """
-    size: int = num_rows
-    rows_of: RowsOf = np.arange
-    if corpora:
-        draw = epoch_draw(recipe, epoch, corpora)
-        size, rows_of = len(draw), draw.rows
-    return plan_by_buffers(size, plan, seed=recipe.training.seed, epoch=epoch, rows_of=rows_of)
 
 
 def check_derived_keys(recipe: Recipe) -> None:

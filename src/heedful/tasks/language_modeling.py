@@ -26,7 +26,7 @@ from heedful.parts.losses import LossSum
 from heedful.pipelines import LanguageModel, ModelMetadata
 from heedful.pipelines.assembly import continuation_ids
 from heedful.pipelines.scoring import unpredicted, window_sums
-from heedful.tasks.inputs import joint_tokenizer, plan_epoch_rows, raw_text_data, rows_per_batch
+from heedful.tasks.inputs import joint_tokenizer, raw_text_data, rows_per_batch
 from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
@@ -112,24 +112,25 @@ class LanguageModeling(Task):
         ids = continuation_ids(data.tokenizer)
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Windows]:
-        """See `Task.plan_epoch`: windows of the texts."""
-        texts, context = data.ids("train"), self.objective.context
-        batch_size = rows_per_batch(self.recipe, context)
-
-        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
-            return plan_windows(
-                texts.lengths_of(rows),
-                context=context,
-                batch_size=batch_size,
-                seed=self.recipe.training.seed,
-                epoch=epoch,
-                buffer=buffer,
-                rows=rows,
-            )
-
-        corpora = data.splits["train"].corpora
-        return plan_epoch_rows(self.recipe, epoch, corpora, len(texts), plan)
+    def plan_rows(
+        self,
+        data: RunData,
+        epoch: int,
+        shapes: list[BatchShape] | None,
+        buffer: int,
+        rows: Int64[np.ndarray, " n"],
+    ) -> list[Windows]:
+        """See `Task.plan_rows`: windows of the texts."""
+        context = self.objective.context
+        return plan_windows(
+            data.ids("train").lengths_of(rows),
+            context=context,
+            batch_size=rows_per_batch(self.recipe, context),
+            seed=self.recipe.training.seed,
+            epoch=epoch,
+            buffer=buffer,
+            rows=rows,
+        )
 
     def batch_shapes(self, data: RunData) -> list[BatchShape]:
         """All windows are of one width."""

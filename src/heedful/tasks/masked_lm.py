@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful import task_keys
+from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
@@ -129,8 +130,16 @@ class MaskedLm(Task):
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return encoder_keys(self.recipe, data, name, "mlm")
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[PlannedRows]:
-        return self.plan_rows(data, epoch, partial(PlannedRows, epoch))
+    def plan_rows(
+        self,
+        data: RunData,
+        epoch: int,
+        shapes: list[BatchShape] | None,
+        buffer: int,
+        rows: Int64[np.ndarray, " n"],
+    ) -> list[PlannedRows]:
+        batches = super().plan_rows(data, epoch, shapes, buffer, rows)
+        return [PlannedRows(epoch, indices) for indices in batches]
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (self.rows(data, "train").lengths_of(rows),)

@@ -26,7 +26,7 @@ from heedful.data.row_files import FileRows, depends_on_languages, format_of
 from heedful.data.rows import Rows
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
 from heedful.data.special_tokens import language_tokens
-from heedful.data.splits import KnownRows, Split, Tail
+from heedful.data.splits import KnownRows, Split
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
@@ -46,7 +46,7 @@ from heedful.tasks.task import Task
 
 SHARD_CHUNKS = 16  # of training rows between two points at which a preparation can be resumed
 SUMMARIES = "read.json"  # in a prepared folder: a line on each source that was read
-_FIRST_PASS = "first_pass.json"  # its result, in an unfinished folder
+_TRAINING_ROWS = "training_rows.json"  # of the first pass, in an unfinished folder
 
 
 def prepare(task: Task, cache: Path, inherited: Inherited, print_line: PrintLine) -> RunData:
@@ -91,28 +91,44 @@ def open_data(directory: Path, start_id: int | None) -> RunData:
 
 
 @dataclass(frozen=True)
-class FirstPass:
-    """All rows read once.
+class TrainingRows:
+    """The choice of the training rows among all rows of train: what the second pass needs.
 
     Attributes:
-        scan: of the training rows, with those that are held out.
-        held_out: rows in memory of valid and, if the recipe has one, test.
-        labels: the names of the labels in train, in order; empty for rows without labels.
-        summaries: a line on each source, by its key.
+        chunks: facts about all rows.
+        labels: the names of the labels, in order; empty for rows without labels.
+        split: the rows that are held out.
         known: the held-out rows whose sources are dropped from train.
     """
 
-    scan: Scan
-    split: Split
-    held_out: dict[str, Rows]
+    chunks: ChunkFacts
     labels: tuple[str, ...]
-    summaries: dict[str, str]
+    split: Split
     known: KnownRows
 
     @property
     def num_rows(self) -> int:
         """Training rows, with those whose source is also held out."""
-        return self.scan.num_rows - self.split.num_valid
+        return sum(self.chunks.num_rows) - self.split.num_valid
+
+
+_JSON = TypeAdapter(TrainingRows)
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """All rows read once.
+
+    Attributes:
+        scan: of the rows of train, with those that are held out.
+        held_out: rows in memory of valid and, if the recipe has one, test.
+        summaries: a line on each source, by its key.
+    """
+
+    scan: Scan
+    train: TrainingRows
+    held_out: dict[str, Rows]
+    summaries: dict[str, str]
 
     @classmethod
     def read(cls, recipe: Recipe, raw: RawData, sample_size: int) -> "FirstPass":
@@ -159,15 +175,16 @@ class FirstPass:
             both_directions=len(recipe.data.corpora) > 1,  # they may be of both directions
         )
         has_files = not isinstance(raw.sources["train"], Rows)
-        return cls(scan, split, held_out, labels, summaries if has_files else {}, known)
+        chosen = TrainingRows(scan.chunks, labels, split, known)
+        return cls(scan, chosen, held_out, summaries if has_files else {})
 
     def sample(self) -> Rows:
         """The sampled training rows; raises UserError if all rows are in a held-out set."""
         scan = self.scan
-        rows = self.split.take(scan.sample, scan.sample_indices, held_out=False)
-        rows = self.known.drop_from(rows)
+        rows = self.train.split.take(scan.sample, scan.sample_indices, held_out=False)
+        rows = self.train.known.drop_from(rows)
         if not len(rows):
-            refuse_held_out(self.num_rows, self.scan.noun)
+            refuse_held_out(self.train.num_rows, scan.noun)
         return rows
 
 
@@ -192,13 +209,13 @@ def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tup
 
 def summarize(task: Task, inherited: Inherited) -> DataSummary:
     """The summary of the data that `write_data` would write; nothing is written."""
-    raw = task.raw_data().of_problem(task.problem(inherited.problem))
+    raw = replace(task.raw_data(), problem=task.problem(inherited.problem))
     read, tokenizers = _first_pass(task, inherited, raw)
     held_out = {}
     for name, rows in read.held_out.items():
-        held_out[name] = _encode(task, name, rows, tokenizers, read.labels, inherited).report
-    encoder = _encoder(task, "train", tokenizers, read.labels, inherited)
-    encode = ChunkEncoder(encoder, read.split, read.known)
+        held_out[name] = _encode(task, name, rows, tokenizers, read.train.labels, inherited).report
+    encoder = _encoder(task, "train", tokenizers, read.train.labels, inherited)
+    encode = ChunkEncoder(encoder, read.train.split, read.train.known)
     totals, num_of_label = _TrainTotals(), Counter[str]()
     train = raw.rows_of("train")
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
@@ -208,7 +225,7 @@ def summarize(task: Task, inherited: Inherited) -> DataSummary:
             totals.add(columns)
             num_of_label.update(label_counts(columns, encoder.labels, encoder.problem))
             advance(num_rows)
-    report = _checked_train(task, encoder, totals.report, read.num_rows, totals.corpora)
+    report = _checked_train(task, encoder, totals.report, read.train.num_rows, totals.corpora)
     summary = DataSummary(
         read.summaries,
         read.scan.filters,
@@ -234,36 +251,15 @@ class _TrainTotals:
         self.corpora |= {corpus.name for corpus in columns.corpora}
 
 
-@dataclass(frozen=True)
-class _FirstResult:
-    """What the second pass needs of the first one, as JSON in an unfinished folder.
-
-    Attributes:
-        held_out, tails: of `Split`.
-        digests, checksums, both_directions: of `KnownRows`.
-    """
-
-    chunks: ChunkFacts
-    labels: tuple[str, ...]
-    held_out: list[int]
-    tails: tuple[Tail, ...]
-    digests: list[int]
-    checksums: list[int]
-    both_directions: bool
-
-
-_FIRST_RESULT = TypeAdapter(_FirstResult)
-
-
 def write_data(task: Task, inherited: Inherited, directory: Path) -> None:
     """Write ids by split, held-out texts, tokenizers, and the summaries of the files.
 
-    The first pass ends in the file `_FIRST_PASS`, with which an interrupted preparation continues
-    in the second pass.
+    The first pass ends in the file `_TRAINING_ROWS`, with which an interrupted preparation
+    continues in the second pass.
     """
     remove_unfinished(directory)
-    raw = task.raw_data().of_problem(task.problem(inherited.problem))
-    if not (directory / _FIRST_PASS).is_file():
+    raw = replace(task.raw_data(), problem=task.problem(inherited.problem))
+    if not (directory / _TRAINING_ROWS).is_file():
         for left in directory.iterdir():
             if left.name != MANIFEST:
                 remove(left)
@@ -290,7 +286,7 @@ def _write_first_pass(task: Task, inherited: Inherited, raw: RawData, directory:
     """The first pass: write everything but the training ids."""
     read, tokenizers = _first_pass(task, inherited, raw)
     for name, rows in read.held_out.items():
-        encoded = _encode(task, name, rows, tokenizers, read.labels, inherited)
+        encoded = _encode(task, name, rows, tokenizers, read.train.labels, inherited)
         write_columns(directory / name, encoded)
         cells = zip(*rows.columns.values(), strict=True)
         records = (dict(zip(rows.columns, row, strict=True)) for row in cells)
@@ -302,34 +298,19 @@ def _write_first_pass(task: Task, inherited: Inherited, raw: RawData, directory:
     for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
         if side == "src" or tokenizer is not tokenizers[0]:
             tokenizer.save(directory / f"{side}.json")
-    split, known = read.split, read.known
-    result = _FirstResult(
-        read.scan.chunks,
-        read.labels,
-        split.held_out.tolist(),
-        split.tails,
-        known.digests.tolist(),
-        known.checksums.tolist(),
-        known.both_directions,
-    )
-    write_text(directory / _FIRST_PASS, _FIRST_RESULT.dump_json(result).decode())
+    write_text(directory / _TRAINING_ROWS, _JSON.dump_json(read.train).decode())
 
 
 def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Path) -> None:
     """The second pass: write the ids of the training rows, chunk by chunk."""
-    with user_errors("read", directory / _FIRST_PASS):
-        first = _FIRST_RESULT.validate_json((directory / _FIRST_PASS).read_bytes())
-    chunks, split = first.chunks, Split(np.array(first.held_out, np.int64), first.tails)
-    known = KnownRows(
-        np.array(first.digests, np.uint64),
-        np.array(first.checksums, np.uint32),
-        first.both_directions,
-    )
-    encoder = _encoder(task, "train", load_tokenizers(directory), first.labels, inherited)
-    encode, writer = ChunkEncoder(encoder, split, known), ColumnsWriter(directory / "train")
+    with user_errors("read", directory / _TRAINING_ROWS):
+        rows = _JSON.validate_json((directory / _TRAINING_ROWS).read_bytes())
+    encoder = _encoder(task, "train", load_tokenizers(directory), rows.labels, inherited)
+    encode = ChunkEncoder(encoder, rows.split, rows.known)
+    writer = ColumnsWriter(directory / "train")
     train = raw.rows_of("train")
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
-    starts = chunks.starts
+    chunks, starts = rows.chunks, rows.chunks.starts
     with track("tokenizing", starts[-1]) as advance, closing(writer):
         advance(starts[writer.position])
         results = map_in_order(encode, scanned_chunks(train, chunks, writer.position), workers)
@@ -338,10 +319,10 @@ def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Pat
             if number % SHARD_CHUNKS == 0:
                 writer.commit(number)
             advance(chunks.num_rows[number - 1])
-        num_rows, corpora = starts[-1] - split.num_valid, {c.name for c in writer.corpora}
-        report = _checked_train(task, encoder, writer.report, num_rows, corpora)
+        corpora = {corpus.name for corpus in writer.corpora}
+        report = _checked_train(task, encoder, writer.report, rows.num_rows, corpora)
         writer.complete(report, encoder.info)
-    (directory / _FIRST_PASS).unlink()
+    (directory / _TRAINING_ROWS).unlink()
 
 
 def _encoder(

@@ -74,24 +74,12 @@ class RawData:
         names = ("test",) if is_tail else ("valid", "test")
         return names if self.drops_held_out else ()
 
-    def of_problem(self, problem: Problem) -> "RawData":
-        """The sources with labels of a problem."""
-        if problem == self.problem:
-            return self
-        sources = {
-            split: rows
-            if isinstance(rows, Rows)
-            else {key: replace(files, problem=problem) for key, files in rows.items()}
-            for split, rows in self.sources.items()
-        }
-        return replace(self, sources=sources, problem=problem)
-
     def rows_of(self, split: str) -> RowSource:
         """The rows of all sources of a split, one after the other."""
         sources = self.sources[split]
         if isinstance(sources, Rows):
             return sources
-        first, *others = sources.values()
+        first, *others = (replace(files, problem=self.problem) for files in sources.values())
         return JoinedRows((first, *others)) if others else first
 
 

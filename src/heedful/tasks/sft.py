@@ -46,7 +46,6 @@ from heedful.tasks.inputs import (
     SomeRows,
     decoder_keys,
     make_tokenizer,
-    plan_epoch_rows,
     raw_data,
     rows_per_batch,
 )
@@ -161,26 +160,28 @@ class SupervisedFineTuning(Task):
         ids = continuation_ids(data.tokenizer, [ChatEncoder(data.tokenizer).end_id])
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Plan]:
-        """See `Task.plan_epoch`: single or packed chats."""
+    def plan_rows(
+        self,
+        data: RunData,
+        epoch: int,
+        shapes: list[BatchShape] | None,
+        buffer: int,
+        rows: Int64[np.ndarray, " n"],
+    ) -> Sequence[Plan]:
+        """See `Task.plan_rows`: single or packed chats."""
         if not self.objective.packing:
-            return self.plan_rows(data, epoch, lambda indices: list(indices[:, None]))
+            batches = super().plan_rows(data, epoch, shapes, buffer, rows)
+            return [[*indices[:, None]] for indices in batches]
         max_length = self.recipe.data.max_length
-
-        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Plan]:
-            batches = plan_packed_rows(
-                self.row_lengths(data, rows)[0],
-                max_length=max_length,
-                batch_size=rows_per_batch(self.recipe, max_length),
-                seed=self.recipe.training.seed,
-                epoch=epoch,
-                buffer=buffer,
-                rows=rows,
-            )
-            return [*batches]
-
-        corpora = data.splits["train"].corpora
-        return plan_epoch_rows(self.recipe, epoch, corpora, self.num_rows(data), plan)
+        return plan_packed_rows(
+            self.row_lengths(data, rows)[0],
+            max_length=max_length,
+            batch_size=rows_per_batch(self.recipe, max_length),
+            seed=self.recipe.training.seed,
+            epoch=epoch,
+            buffer=buffer,
+            rows=rows,
+        )
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Inputs of each chat: all of its tokens but the last."""

@@ -123,10 +123,9 @@ def start_run(
     training = recipe.training
     for line in task.notes():
         print_line(line)
-    precision = _precision(recipe, out if resume else None, device)
-    parallelism = parallelism_of(training, group, precision)
-    batch_parts = _batch_parts(recipe, out if resume else None)
-    if parallelism != "none":
+    precision, batch_parts = _step_settings(recipe, out if resume else None, device)
+    if group.count > 1:
+        parallelism = parallelism_of(training, group, precision)
         print_line(f"processes  {group.count} ({parallelism}), each batch in parts: {batch_parts}")
     if device.type == "cpu" and (reason := kernels.load()):
         print_line(f"kernels    none, which makes training slower: {reason}")
@@ -307,6 +306,7 @@ def make_trainer(
     recipe, training = task.recipe, task.recipe.training
     if not next(model.net.parameters()).is_meta:
         model.net.to(device)
+    precision, batch_parts = _step_settings(recipe, out, device)
     best, max_steps = BestModel(out), run.epochs.total_steps()
     run.epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
     trainer = Trainer(
@@ -323,13 +323,13 @@ def make_trainer(
         load_batch=run.epochs.load_batch,
         evaluate=lambda: task.evaluate(model, run.data),
         save_best=lambda: _save_best(best, trainer),
-        precision=_precision(recipe, out, device),
+        precision=precision,
         compiler=BlockCompiler(model.net) if training.compile else None,
         stored_weights=weights_of if model.adapter is None else trainable,
         extra_evaluation_steps=[expectation.step for expectation in recipe.expect],
         is_temporary=is_temporary,
         processes=group,
-        batch_parts=_batch_parts(recipe, out),
+        batch_parts=batch_parts,
     )
     if resume and trainer.resume() is not None:
         group.from_main(best.publish)
@@ -348,19 +348,17 @@ def _save_best(best: BestModel, trainer: Trainer) -> None:
     )
 
 
-def _precision(recipe: Recipe, out: Path | None, device: torch.device) -> str:
-    """The precision of training; `auto` is that of the run in the folder `out`, if it has begun."""
-    precision = str(recipe.training.precision)
-    if out is not None and precision == "auto":
-        precision = facts_of_run(out).precision
-    return resolve_precision(precision, device)
+def _step_settings(recipe: Recipe, out: Path | None, device: torch.device) -> tuple[str, int]:
+    """The precision of steps and the parts of each batch, by the recipe.
 
-
-def _batch_parts(recipe: Recipe, out: Path | None) -> int:
-    """The parts of each batch: of the recipe, or as the run in the folder `out` began."""
-    training = recipe.training
-    if training.batch_parts is not None:
-        return training.batch_parts
-    if out is not None:
-        return facts_of_run(out).batch_parts
-    return parts_per_batch(training.gradient_accumulation, processes.current().count)
+    Where it leaves them open, as the run in the folder `out` began; None: as a new run.
+    """
+    training, facts = recipe.training, None if out is None else facts_of_run(out)
+    precision, batch_parts = str(training.precision), training.batch_parts
+    if precision == "auto" and facts is not None:
+        precision = facts.precision
+    if batch_parts is None and facts is not None:
+        batch_parts = facts.batch_parts
+    if batch_parts is None:
+        batch_parts = parts_per_batch(training.gradient_accumulation, processes.current().count)
+    return resolve_precision(precision, device), batch_parts

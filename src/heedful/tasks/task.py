@@ -1,7 +1,7 @@
 """The hooks of a task: data, loss and evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -13,9 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from heedful.config import Filters, Recipe, Strict, wrong_key
 from heedful.data.buckets import BatchShape, padded_lengths
 from heedful.data.collate import Batch
+from heedful.data.draws import EpochDraw
 from heedful.data.encoding import TextColumn
 from heedful.data.labels import Problem
-from heedful.data.plans import plan_batches
+from heedful.data.plans import RowsOf, plan_batches, plan_by_buffers
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -23,13 +24,11 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.losses import LossSum
 from heedful.pipelines import ModelMetadata
 from heedful.task_keys import ALL, TaskKeys
-from heedful.tasks.corpora import check_corpora, is_paired
+from heedful.tasks.corpora import check_corpora, corpus_shares, is_paired
 from heedful.tasks.inputs import (
-    Item,
     SomeRows,
     check_sources,
     joint_tokenizer,
-    plan_epoch_rows,
     training_filters,
     training_shapes,
 )
@@ -190,44 +189,52 @@ class Task(ABC):
             problem=data.problem,
         )
 
-    @abstractmethod
     def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, as items for `collate`; a pure function.
 
+        Default: by `plan_rows`, for the rows of one shuffle buffer at a time (`plan_by_buffers`).
         It does not depend on the number of processes, which divide the rows of the batches. With
         weights above 1, a row has an index for each time that it is read
         (`heedful.data.columns.COPY`), which `Sequences` and `Columns.numbers_of` resolve.
         """
+        settings, corpora = self.recipe.training, data.splits["train"].corpora
+        shapes = self.batch_shapes(data) if settings.compile else None
+        num_rows = self.num_rows(data)
+        rows_of: RowsOf = np.arange
+        if corpora:
+            shares = corpus_shares(self.recipe, corpora)
+            draw = EpochDraw(shares, seed=settings.seed, epoch=epoch)
+            num_rows, rows_of = len(draw), draw.rows
+        plan = partial(self.plan_rows, data, epoch, shapes)
+        return plan_by_buffers(num_rows, plan, seed=settings.seed, epoch=epoch, rows_of=rows_of)
 
     def plan_rows(
-        self, data: RunData, epoch: int, item_of: Callable[[Int64[np.ndarray, " n"]], Item]
-    ) -> Sequence[Item]:
-        """The batches of an epoch by `row_lengths`, for `plan_epoch`.
+        self,
+        data: RunData,
+        epoch: int,
+        shapes: list[BatchShape] | None,
+        buffer: int,
+        rows: Int64[np.ndarray, " n"],
+    ) -> Sequence[Any]:
+        """The batches of the rows of a shuffle buffer of an epoch; default: by `row_lengths`.
 
         Args:
-            item_of: makes an item for `collate` of the indices of a batch's rows.
+            shapes: with `training.compile`, those that batches are padded to (`batch_shapes`).
+            buffer: the number of the buffer, from 0.
+            rows: (n,), the indices of its rows.
         """
-        settings = self.recipe.training
-        shapes = self.batch_shapes(data) if settings.compile else None
-
-        def plan(buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Item]:
-            """The batches of some rows."""
-            lengths = self.row_lengths(data, rows)
-            if shapes is not None:
-                lengths = tuple(padded_lengths(shapes, *lengths))
-            batches = plan_batches(
-                *lengths,
-                max_tokens=settings.batch_tokens,
-                max_sentences=settings.batch_sentences,
-                seed=settings.seed,
-                epoch=epoch,
-                buffer=buffer,
-                rows=rows,
-            )
-            return [item_of(batch) for batch in batches]
-
-        corpora = data.splits["train"].corpora
-        return plan_epoch_rows(self.recipe, epoch, corpora, self.num_rows(data), plan)
+        settings, lengths = self.recipe.training, self.row_lengths(data, rows)
+        if shapes is not None:
+            lengths = tuple(padded_lengths(shapes, *lengths))
+        return plan_batches(
+            *lengths,
+            max_tokens=settings.batch_tokens,
+            max_sentences=settings.batch_sentences,
+            seed=settings.seed,
+            epoch=epoch,
+            buffer=buffer,
+            rows=rows,
+        )
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Lengths in tokens of training rows, or upper bounds; of source and target for pairs.

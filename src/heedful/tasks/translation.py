@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -30,9 +30,8 @@ from heedful.tasks.corpora import (
     SPLITS,
     SplitFiles,
     all_tags,
-    corpus_code_ids,
-    corpus_tag_ids,
     files_by_split,
+    ids_before,
     language_tags,
     languages_of,
     resolve_paths,
@@ -138,18 +137,11 @@ class Translation(Task):
                 "data.keep needs a token for each of its masks, which this tokenizer lacks: train "
                 "a new one of kind bpe or unigram, or leave data.keep out"
             )
-        before = {side: self._ids_before(side, src) for side in ("src", "tgt")}
+        before = ids_before(self.recipe, src)
         return {
-            "src": TextColumn(src, ("src",), "target", before["src"]),
-            "tgt": TextColumn(tgt, ("tgt",), "target", before["tgt"]),
+            "src": TextColumn(src, ("src",), "target", before.src),
+            "tgt": TextColumn(tgt, ("tgt",), "target", before.tgt),
         }
-
-    def _ids_before(self, side: Literal["src", "tgt"], tokenizer: Tokenizer) -> Any:
-        """The ids before the texts of a side by corpus: of the tags, or of the language's token."""
-        codes = corpus_code_ids(self.recipe, tokenizer)
-        if codes:
-            return {corpus: getattr(ids, side) for corpus, ids in codes.items()}
-        return corpus_tag_ids(self.recipe, tokenizer) if side == "src" else {}
 
     def encode_options(
         self, split: str, labels: Sequence[str], inherited: Inherited
@@ -181,12 +173,9 @@ class Translation(Task):
         limits = Limits.from_lengths(*self.row_lengths(data, rows))
         tags = language_tags(self.recipe)
         more: dict[str, Any] = {"language_tags": tags, "keep": self.keep}
-        if corpus_code_ids(self.recipe, data.tokenizers[0]):
+        if ids_before(self.recipe, data.tokenizers[0]).tgt:
             more["language_codes"] = language_tokens(data.tokenizers[0])
         return ModelMetadata(name, self.recipe.task, *languages, limits, **more)
-
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Int64[np.ndarray, " n"]]:
-        return self.plan_rows(data, epoch, lambda indices: indices)
 
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return tuple(data.ids("train", side).lengths_of(rows) for side in ("src", "tgt"))
@@ -262,19 +251,19 @@ class Translation(Task):
         The scores ignore case if the target tokenizer lowercases.
         """
         tokenizer = model.src_tokenizer
-        tags = self._ids_before("src", tokenizer)
+        before = ids_before(self.recipe, tokenizer)
         texts = [row["src"] for row in rows]
         if self.keep is None:
             ids = tokenizer.encode_batch(texts)
         else:
             ids = tokenizer.encode_batch([self.keep.mask(text).text for text in texts])
         sources = [
-            (text, tokenizer.encode_target([*tags.get(row.get(CORPUS, ""), ()), *row_ids]))
+            (text, tokenizer.encode_target([*before.src.get(row.get(CORPUS, ""), ()), *row_ids]))
             for text, row, row_ids in zip(texts, rows, ids, strict=True)
         ]
-        has_codes = bool(corpus_code_ids(self.recipe, tokenizer))
         targets = [
-            languages_of(self.recipe, row.get(CORPUS, ""))[1] if has_codes else None for row in rows
+            languages_of(self.recipe, row.get(CORPUS, ""))[1] if before.tgt else None
+            for row in rows
         ]
         shares, outputs = current_shares(), [""] * len(sources)
 

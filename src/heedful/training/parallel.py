@@ -1,4 +1,4 @@
-"""The net that is trained, whole in one process or shared by several: DDP, FSDP2.
+"""The net that several processes train together: DDP, FSDP2.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training"; Zhao et
 al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
@@ -205,13 +205,11 @@ def _units(net: nn.Module) -> list[nn.Module]:
 
 
 def parallelism_of(settings: Training, processes: Processes, precision: str) -> str:
-    """The kind of parallelism of a run: none (one process), ddp or fsdp.
+    """The parallelism of a run by several processes: ddp or fsdp.
 
     Raises:
-        UserError: settings that do not fit each other or the number of processes.
+        UserError: settings that do not fit each other or several processes.
     """
-    if processes.count == 1:
-        return "none"
     if settings.parallel == "none":
         raise UserError(
             f"training.parallel none is for one process, not for {processes.count}; set it to ddp "
@@ -236,11 +234,10 @@ def parallelism_of(settings: Training, processes: Processes, precision: str) -> 
     return "fsdp"
 
 
-def trained_net(
+def shared_net(
     step: TrainStep, settings: Training, processes: Processes, precision: str
 ) -> TrainedNet:
-    """The net as the processes of a run train it; raises UserError as `parallelism_of`."""
-    parallelism = parallelism_of(settings, processes, precision)
-    if parallelism == "fsdp":
+    """The net as several processes train it; raises UserError as `parallelism_of`."""
+    if parallelism_of(settings, processes, precision) == "fsdp":
         return ShardedNet(step, processes, in_bf16=precision == "bf16")
-    return TrainedNet(step) if parallelism == "none" else ReplicatedNet(step, processes)
+    return ReplicatedNet(step, processes)

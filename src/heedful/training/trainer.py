@@ -35,13 +35,14 @@ from heedful.training.events import (
     is_of_labels,
 )
 from heedful.training.interruption import EvaluationFailed, EvaluationInterrupted, Interruption
-from heedful.training.parallel import trained_net
+from heedful.training.parallel import shared_net
 from heedful.training.schedules import LearningRate
 from heedful.training.step import (
     MicroBatch,
     MicroBatches,
     Position,
     StepSums,
+    TrainedNet,
     TrainStep,
     WeightUpdates,
     read_ahead,
@@ -98,7 +99,11 @@ class Trainer:
     def __post_init__(self) -> None:
         self.net, self.state = self.step.net, TrainerState()  # the net is evaluated and saved
         settings, processes = self.settings, self.processes
-        self.trained = trained_net(self.step, settings, processes, self.precision)
+        self.trained = (
+            TrainedNet(self.step)
+            if processes.host_group is None
+            else shared_net(self.step, settings, processes, self.precision)
+        )
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
         )
