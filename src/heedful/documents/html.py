@@ -127,9 +127,8 @@ def _windows_1252(data: bytes) -> str:
 def _events(source: str) -> Iterator[tuple[int, str, str]]:
     """The place, kind and name of the tags, comments and texts of a page, in its order."""
     place = 0
-    for match in _TOKEN.finditer(source):
-        if match.start() < place:  # in the content of an element like `script`
-            continue
+    # Not by `finditer`: what looks like a tag in a script may go on beyond the script's end.
+    while match := _TOKEN.search(source, place):
         if match.start() > place:
             yield place, "text", ""
         place = match.end()
