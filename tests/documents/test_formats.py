@@ -394,6 +394,22 @@ def test_blanks_and_keys_between_codes_stay_where_they_are() -> None:
     assert as_text(translated("a.html", html, str.upper)) == upper.replace(" d<", " D<")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<script>for(i=0;i<n;i++){}</script>", ""),
+        ("<script>if(a<b)x()</script>", ""),
+        ("""<script>x="</p";y='<i'</script>""", ""),
+        ("<style>a</x b</style>", ""),
+        ("<title>the </x of</title>", "<title>das &lt;/x of</title>"),
+    ],
+)
+def test_what_looks_like_a_tag_in_a_script_ends_with_the_script(before: str, after: str) -> None:
+    """The page was refused, as its script was not closed, or the end tag of a title was text."""
+    content = as_text(translated("a.html", f"{before}<p>the page</p>", replaced(the="das")))
+    assert content == f"{after or before}<p>das page</p>"
+
+
 def test_html_keeps_the_lines_of_pre() -> None:
     """They became one line."""
     page = "<pre>the  cat\n\n  a <b>dog</b></pre><p>one\ntwo</p>"
@@ -454,6 +470,19 @@ $$
 
 with $x_1$, $$y z$$, 5 $ and {ref}`a b`.
 """
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+@pytest.mark.parametrize("front", ["", "---\ntitle: x\n---\n"])
+def test_lines_of_markdown_end_as_for_its_parser(front: str, end: str) -> None:
+    """A table after a line that a lone CR ends was an IndexError."""
+    page = f"{front}# the top\n\n|the|y|\n|-|-|\n|the|z|\n\nthe last\nof it\n"
+    page = page.replace("\n", end)
+    content, counts, _ = translated("a.md", page)
+    assert (content.decode(), counts.translated) == (page, 6)
+    content = as_text(translated("a.md", f"a\r{page}", replaced(the="das")))
+    assert content.count("das") == 4
+    assert content.count("the") == 0
 
 
 def test_code_of_markdown_stays_apart() -> None:

@@ -11,7 +11,11 @@ from heedful import extras
 from heedful.data.inline import Piece
 from heedful.documents.spans import Span, SpanDocument
 
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*$\r?\n?", re.DOTALL | re.M)
+_END = r"(?:\r\n?|\n)"
+_LINE_END = re.compile(_END)
+_FRONT_MATTER = re.compile(
+    rf"\A---[ \t]*{_END}(?:.*?{_END})??(?:---|\.\.\.)[ \t]*(?:{_END}|\Z)", re.DOTALL
+)
 # Of inline Markdown (CommonMark, chapter 6), in the order in which they bind; also roles of MyST
 # before code, footnotes and boxes of tasks (GitHub), and formulas (as in Pandoc).
 _CODE = re.compile(
@@ -54,7 +58,9 @@ class MarkdownDocument(SpanDocument):
 
         self._is_cell: set[int] = set()
         front = _FRONT_MATTER.match(self.text)
-        first_line = self.text.count("\n", 0, front.end()) if front else 0
+        ends = (end.end() for end in _LINE_END.finditer(self.text))
+        self._line_starts = [0, *ends]  # as the parser counts lines
+        first_line = self._line(front.end()) - 1 if front else 0
         body = self.text[front.end() if front else 0 :]
         parser = MarkdownIt("commonmark").enable("table")
         row: tuple[int, int] | None = None
