@@ -11,7 +11,7 @@ WHOLE = [
     *("<b>", "</b>", "<br/>", "<BR>", '<a href="x?y=1">', "<!-- a > b -->", "<ui:item/>"),
     *("&nbsp;", "&#160;", "&#xA0;", "user@example.org", "*.odt", "readme.html"),
     *("https://example.org/a?b=c#d", "mailto:a@b.org", "1", "1,000.5", "3.4.5", "007"),
-    *("--help", "--no-messages", "--utf8-out"),
+    *("--help", "--no-messages", "--utf8-out", "%%", "0x1F", "1e-5", "2.5E3"),
 ]
 
 
@@ -67,3 +67,20 @@ def test_formats_of_numbers_are_equal() -> None:
     assert counts("1,000.5") != counts("1,000.6")
     assert differences("1.5 m", "15 m") == ["missing: 1.5", "not in the source: 15"]
     assert (localized("1,000.5"), localized("12")) == ("1.000,5", None)
+    assert localized("12,34,567.8e-5") == "12.34.567,8e-5"
+    for code in ("192.168.0.1", "3.4.5", "12.05.2020", "1,2,3", "0x1F", "1e5"):
+        assert localized(code) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("%d%% of it", "%d % davon"),
+        ("the value 0x1F", "der Wert 0x1"),
+        ("at most 1e-5", "höchstens 1-5"),
+        ("at 192.168.0.1", "unter 192,168,0,1"),
+    ],
+)
+def test_codes_that_changed_are_no_formats(source: str, target: str) -> None:
+    """They passed without a reason for a review."""
+    assert differences(source, target)

@@ -45,6 +45,7 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
         "placeholder",
         r"%(?:\(\w+\)[#0 +-]*[\d.]*[A-Za-z]|[A-Z][A-Z0-9_]{2,}%?|\{\w+\}|\[\w+\])",
     ),
+    "percent sign": ("placeholder", r"%%"),  # of a text for printf
     "printf": (
         "placeholder",
         r"%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lqjzt])?"
@@ -54,8 +55,16 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#|\[X\d+X\]"),  # the second of Weblate
     "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
     "option": ("placeholder", r"(?<![\w-])--[a-z][a-z\d]*(?:-[a-z\d]+)*(?![\w-])"),
-    "number": ("number", r"\d+(?:[.,]\d+)*"),
+    "number": (
+        "number",
+        r"0[xX][0-9A-Fa-f]+(?![A-Za-z0-9_])|\d+(?:[.,]\d+)*(?:[eE][+-]?\d+(?![A-Za-z0-9_]))?",
+    ),
 }
+# One separator, or groups; the last group has three digits, others two in India.
+_GROUPED = r"\d{{1,3}}(?:{0}\d{{2,3}})*{0}\d{{3}}(?:{1}\d+)?"
+_WITH_SEPARATORS = re.compile(
+    rf"(?:\d+[.,]\d+|{_GROUPED.format(',', '[.]')}|{_GROUPED.format('[.]', ',')})(?:[eE][+-]?\d+)?"
+)
 # Each pattern matches one of these signs (a point or colon before a space is none): most texts have
 # none, and are not searched for patterns.
 _SIGNS = re.compile(r"[\d<$%{&#@*\[.:](?:(?<![.:])|(?=\S))|--[a-z]")
@@ -122,8 +131,11 @@ def _is_piece(name: str, matched: str, text: str) -> bool:
 
 
 def localized(number: str) -> str | None:
-    """A number with its points and commas exchanged: 1,000.5 and 1.000,5; None without one."""
-    if not ("." in number or "," in number):
+    """A number with its points and commas exchanged: 1,000.5 and 1.000,5.
+
+    None without one, and for what is not the number of an amount, such as 192.168.0.1 and 1,2,3.
+    """
+    if _WITH_SEPARATORS.fullmatch(number) is None:
         return None
     return number.translate({ord("."): ",", ord(","): "."})
 
