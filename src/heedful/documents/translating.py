@@ -366,6 +366,7 @@ class _Work:
         blank = placed.num_blank
         all_blank = blank > 0 and blank == len(found)
         has_words = bool(text.rows or text.num_unfit)
+        reasons = tuple(dict.fromkeys(reasons))  # of several sentences
         return _Output(placed.text, has_words, blank, text.num_unfit, all_blank, reasons, least)
 
 
