@@ -22,6 +22,7 @@ from heedful.backends.registry import open_conversion
 from heedful.deploy.convert import convert_model
 from heedful.generation import Hypothesis
 from heedful.pipelines import Generator
+from heedful.pipelines.windows import Window
 
 CLOSE = 1e-4
 WRITERS = ["vaswani2017", "vaswani2017 rotary", "bart", "t5", "gpt2", "llama", "mistral"]
@@ -352,14 +353,20 @@ def test_a_source_without_words_is_no_output_at_the_length_limit(
     """CTranslate2 does not decode it; the note on length limits was printed for it."""
     model = model_of("marian")
     model.backend = backend_of(model, tmp_path)
-    request = model.request(
-        [rows := model.prompt_ids(["the cat"])[0]], beam_size=2, max_new_tokens=3
-    )
-    end = [id_ for id_ in rows if id_ in model.src_tokenizer.special_ids]
-    outputs = model._completed([[]], [end], request)
-    assert outputs[0]
-    assert not caplog.records
-    model._completed([[]], [rows], request)
+    [row] = model.prompt_ids(["the cat"])
+    end = [id_ for id_ in row if id_ in model.src_tokenizer.special_ids]
+    options = model.options(beam_size=2, max_new_tokens=3)
+
+    def completed(prompt: list[int]) -> list[Any]:
+        """The outputs of a prompt for which the backend gives none."""
+        window = Window(model, [prompt], 0, options, waits=True)
+        window._batches = [batch._replace(wait=lambda: [[]]) for batch in window._batches]
+        [outputs] = window.generations()
+        return outputs
+
+    assert completed(end)
+    assert not [one for one in caplog.records if "length limit" in one.getMessage()]
+    assert completed(row)
     assert "ends beams at the length limit" in caplog.text
 
 

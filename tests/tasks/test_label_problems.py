@@ -261,7 +261,9 @@ def test_evaluate_has_the_scores_of_the_run(run: Any, commands: Any) -> None:
     content = json.loads(commands.run(*command).out)
     expected = json.loads((folder / "run/scores.json").read_text())["scores"]
     for name in expected.keys() - {"loss"}:
-        assert content[name] == pytest.approx(expected[name], rel=1e-4), name
+        # Near values may change their ranks by rounding: by two of 40 rows at most.
+        tolerance = 1e-3 if name == "spearman" else 0.0
+        assert content[name] == pytest.approx(expected[name], rel=1e-4, abs=tolerance), name
     shown = commands.run(*command[:-1]).out
     assert ("precision" in shown) == (problem == "multi_label")
     assert "predicted " in shown
