@@ -170,6 +170,17 @@ def test_the_run_is_of_masked_pairs_and_shows_texts(run: Path) -> None:
     assert recorded_recipe(run).data.keep
 
 
+def test_lines_of_json_have_no_masks(run: Path, tmp_path: Path, commands: Any) -> None:
+    """They had the source as the net read it, with private characters."""
+    source = tmp_path / "source.txt"
+    source.write_text("open %s on page 12\n")
+    shown = commands.run("translate", str(run), "--input", str(source), "--json").out
+    [line] = json.loads(shown)["outputs"]
+    plain = ["text", "ids", "score", "log_prob", "finished", "failure", "reasons", "quality"]
+    assert [*line] == plain
+    assert count_masks(line["text"]).total() == 0
+
+
 def test_alignments_count_a_piece_as_a_word(model: Translator) -> None:
     source = "open %s on page 12"
     [output] = model.generate(source, return_details=True, beam_size=1)

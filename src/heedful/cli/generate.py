@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain, tee
 from typing import Any
 
@@ -93,7 +92,7 @@ def _write(
             for outputs, prompt in pairs:
                 number += 1
                 if json:
-                    generations = [asdict(output) for output in outputs]
+                    generations = [output.as_dict() for output in outputs]
                     write(lines.json_line(prompt=prompt, outputs=generations))
                 else:
                     for output in outputs:

@@ -5,7 +5,6 @@ Flags of decoding and run time are fields in `heedful/options.py`.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +174,7 @@ def _write_outputs(
             if table is not None:
                 table.add(outputs[0].text, outputs[:1])
             if json:
-                entries = [{**asdict(one), "quality": one.quality} for one in outputs]
+                entries = [{**one.as_dict(), "quality": one.quality} for one in outputs]
                 write(json_line(outputs=entries))
                 continue
             for output in [*outputs, *[None] * (num_return - len(outputs))]:

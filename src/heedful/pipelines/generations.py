@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from heedful.data.decoding import GrowingText, TextDecoder
@@ -40,6 +40,10 @@ class Generation:
     failure: Failure | None = None
     reasons: tuple[str, ...] = ()
     masked: Masked | None = field(default=None, repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The attributes in the lines of `--json`: all but `masked`."""
+        return {name: value for name, value in asdict(self).items() if name != "masked"}
 
     @property
     def is_cut(self) -> bool:
