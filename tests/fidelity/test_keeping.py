@@ -338,6 +338,14 @@ def test_a_text_that_is_cut_is_counted_once(model: Translator, monkeypatch: Any)
     assert model.num_truncated == 1
 
 
+def test_a_choice_of_texts_stays_and_is_reviewed(model: Translator) -> None:
+    """Its syntax was broken without a reason."""
+    choice = "{n, plural, one {# file} other {# files}}"
+    [output] = model.generate(f"open {choice} 7", return_details=True, beam_size=1)
+    assert output.text.count(choice) == 1
+    assert f"a choice of texts that is not translated: {choice}" in output.reasons
+
+
 def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     text = f"open {CHARACTERS[3]} on"
     [[output]] = kept_generations(model, [text], [[generation(text)]], model.options())

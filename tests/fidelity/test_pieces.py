@@ -12,6 +12,7 @@ WHOLE = [
     *("&nbsp;", "&#160;", "&#xA0;", "user@example.org", "*.odt", "readme.html"),
     *("https://example.org/a?b=c#d", "mailto:a@b.org", "1", "1,000.5", "3.4.5", "007"),
     *("--help", "--no-messages", "--utf8-out", "%%", "0x1F", "1e-5", "2.5E3"),
+    *("{n, plural, one {# file} other {# of {all}}}", "{g,select, a {He} other {They}}"),
 ]
 
 
@@ -77,6 +78,7 @@ def test_formats_of_numbers_are_equal() -> None:
     [
         ("%d%% of it", "%d % davon"),
         ("the value 0x1F", "der Wert 0x1"),
+        ("{n, plural, one {# file} other {# files}}", "{n, eine {#-Datei}"),
         ("at most 1e-5", "höchstens 1-5"),
         ("at 192.168.0.1", "unter 192,168,0,1"),
     ],

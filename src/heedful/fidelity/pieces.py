@@ -30,6 +30,8 @@ _FILE_TYPES = (
     "so|svg|txt|xcu|xlsx?|xml|ya?ml|zip"
 )
 _SCHEMES = r"(?:https?|ftp|file|mailto|vnd\.[\w.]+)"
+# The beginning of a choice of texts of ICU's MessageFormat, as by a number.
+_CHOICE = r"\{\s*\w+\s*,\s*(?:plural|selectordinal|select)\s*,"
 PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "comment": ("tag", r"<!--.*?-->"),
     "tag": ("tag", r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>"),
@@ -50,6 +52,10 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
         "placeholder",
         r"%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lqjzt])?"
         r"[diouxXeEfFgGcspn@](?![A-Za-z])|%L?\d{1,2}(?!\d)",
+    ),
+    "choice of texts": (  # whose texts may have placeholders
+        "placeholder",
+        _CHOICE + r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}",
     ),
     "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?)?\}"),
     "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#|\[X\d+X\]"),  # the second of Weblate
@@ -128,6 +134,11 @@ def _is_piece(name: str, matched: str, text: str) -> bool:
     if element[1].lower() in _ELEMENTS or matched.endswith("/>") or "=" in matched:
         return True
     return f"</{element[1]}>" in text
+
+
+def is_choice(piece: str) -> bool:
+    """True for a choice of texts, such as `{n, plural, one {a file} other {# files}}`."""
+    return re.match(_CHOICE, piece) is not None
 
 
 def localized(number: str) -> str | None:

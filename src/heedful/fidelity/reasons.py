@@ -11,6 +11,7 @@ TEXTS: Mapping[str, str] = {
     "placed": "{piece} was missing and is placed by its position",
     "numbers_joined": "numbers were joined and are separated",
     "pieces_joined": "pieces were joined with words and are separated",
+    "choice": "a choice of texts that is not translated: {piece}",
     "term": "the term {term} is not always translated by {translations}",
     "blank": "it has no translation",
     "parts_blank": "parts without a translation: {count}",

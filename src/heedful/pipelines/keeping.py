@@ -25,7 +25,7 @@ from heedful.fidelity import (
     with_accelerator,
 )
 from heedful.fidelity.masking import source_mask
-from heedful.fidelity.pieces import find_pieces
+from heedful.fidelity.pieces import find_pieces, is_choice
 from heedful.generation.outputs import Counts
 from heedful.options import Options
 from heedful.pipelines.generations import Generation
@@ -163,6 +163,8 @@ class Source:
         if self._keep is not None:
             text, wrong = self._with_pieces(text)
             reasons += wrong
+            choices = filter(is_choice, self.masked.pieces.values())
+            reasons += [Reason("choice", {"piece": piece}) for piece in choices]
         # Terms in capitals are not found.
         for term in self.missing_terms(output.text if self.masked.is_in_capitals else text):
             forms = " or ".join(term.targets)
