@@ -125,9 +125,9 @@ def test_time_of_other_programs_on_the_usable_cores(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {11})
     monkeypatch.setattr("os.sysconf", lambda name: 100)
     monkeypatch.setattr("time.process_time", lambda: 0.38)
-    assert openmp._seconds_of_others() == pytest.approx(1.0)
+    assert openmp.seconds_of_others() == pytest.approx(1.0)
     table.unlink()
-    assert openmp._seconds_of_others() == 0.0
+    assert openmp.seconds_of_others() == 0.0
 
 
 def test_a_libgomp_whose_file_was_replaced_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

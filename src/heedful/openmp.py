@@ -131,12 +131,12 @@ class Watcher:
 
 def _adapt() -> None:
     global _watcher  # noqa: PLW0603
-    _watcher = Watcher(_seconds_without_core(), _seconds_of_others(), time.monotonic())
+    _watcher = Watcher(_seconds_without_core(), seconds_of_others(), time.monotonic())
     pause = _SECONDS
     while True:
         time.sleep(pause)
         began = time.thread_time()
-        _watcher.look(_seconds_without_core(), _seconds_of_others(), time.monotonic())
+        _watcher.look(_seconds_without_core(), seconds_of_others(), time.monotonic())
         pause = max(_SECONDS, (time.thread_time() - began) / _COST)
 
 
@@ -151,7 +151,7 @@ def _seconds_without_core() -> dict[str, float]:
     return seconds
 
 
-def _seconds_of_others() -> float:
+def seconds_of_others() -> float:
     """Time that other processes have used the cores that this one may use; 0 if unknown."""
     try:
         lines = _CORES.read_text(encoding="utf-8").splitlines()

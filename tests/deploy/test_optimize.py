@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import BackendChoice, Manifest
+from heedful.cli.optimize import _show
 from heedful.config import parse_recipe
 from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
@@ -144,6 +146,21 @@ def test_only_requested_candidates_are_measured(folder, files) -> None:
     assert told[-1] == ("measuring", 6, 6)
     assert record_of(folder)["backends"] == {}
     assert model.backend is None
+
+
+@pytest.mark.parametrize(("used", "is_busy"), [(0.0, False), (0.05, False), (0.4, True)])
+def test_a_busy_machine_is_named(folder, tmp_path, monkeypatch, capsys, used, is_busy) -> None:
+    """Beside other programs another setting may be the fastest, in all rounds."""
+    copied = shutil.copytree(folder, tmp_path / "model")
+    monkeypatch.setattr(
+        "heedful.deploy.optimize.seconds_of_others", lambda: used * cores() * time.monotonic()
+    )
+    options: Any = {"backends": ["eager"], "threads": [1], "uses": ["latency"]}
+    findings = optimize(heedful.load(copied, backend="eager"), copied, TEXTS, **options)
+    assert findings.undecided == (["latency"] if is_busy else [])
+    _show(findings)
+    named = f"other programs used {used * cores():.1f} of {cores()} cores"
+    assert (named in capsys.readouterr().out) == is_busy
 
 
 @pytest.mark.parametrize(

@@ -199,17 +199,19 @@ def _content(findings: "Findings") -> dict[str, Any]:
     ]
     proofs = {form: asdict(proof) for form, proof in findings.proofs.items()}
     shortlist = asdict(findings.shortlist) if findings.shortlist else None
-    undecided = [use for use, outcome in findings.outcomes.items() if outcome.rival is not None]
     return {
         "proofs": proofs,
         "refused": findings.refused,
         "rates": rates,
-        "undecided": undecided,
+        "undecided": findings.undecided,
+        "cores_of_others": findings.cores_of_others,
         "shortlist": shortlist,
     }
 
 
 def _show(findings: "Findings") -> None:
+    from heedful.backends.hardware import cores
+
     for form, proof in findings.proofs.items():
         pairs = {proof.metric: (proof.eager, proof.backend)} | proof.others
         figures = [
@@ -243,6 +245,11 @@ def _show(findings: "Findings") -> None:
                 f"faster than {_named(outcome.rival)} in most rounds; optimize again when nothing "
                 "else runs"
             )
+    if findings.is_busy:
+        typer.echo(
+            f"other programs used {findings.cores_of_others:.1f} of {cores()} cores meanwhile, so "
+            "these are the fastest settings beside them; optimize again when nothing else runs"
+        )
 
 
 def _named(choice: "BackendChoice") -> str:

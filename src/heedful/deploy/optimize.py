@@ -1,6 +1,7 @@
 """Finds the fastest backend of a model on this machine, and records it in `backends.json`."""
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -34,6 +35,7 @@ from heedful.deploy.prove import Proof, Prover
 from heedful.deploy.rounds import Outcome
 from heedful.errors import UserError
 from heedful.files import read_object, write_directory, write_json
+from heedful.openmp import seconds_of_others
 from heedful.pipelines.base import CONFIG, SavedModel
 from heedful.pipelines.loading import check_own_format, tokenizer_files
 from heedful.pipelines.text_generation import Generator
@@ -49,6 +51,7 @@ PRECISIONS_OF: dict[str, Sequence[str]] = {
 BACKENDS = tuple(PRECISIONS_OF)
 PRECISIONS = tuple(dict.fromkeys(chain.from_iterable(PRECISIONS_OF.values())))
 USES: tuple[Use, ...] = get_args(Use)
+_BUSY = 0.1  # share of the cores that other programs use, above which the choice depends on them
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Findings:
         refused: the reason why a conversion is not kept, by backend and precision.
         outcomes: for each use the tokens per second of its settings, the fastest first.
         shortlist: a report of the kept shortlist; None: not requested, or refused.
+        cores_of_others: that other programs used during the measurement; 0 where it is unknown.
     """
 
     manifest: Manifest
@@ -68,6 +72,18 @@ class Findings:
     refused: dict[str, str] = field(default_factory=dict)
     outcomes: dict[Use, Outcome[BackendChoice]] = field(default_factory=dict)
     shortlist: "ShortlistReport | None" = None
+    cores_of_others: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Other programs used so much of the machine that without them another choice may be the
+        fastest."""
+        return self.cores_of_others > _BUSY * cores()
+
+    @property
+    def undecided(self) -> list[Use]:
+        """The uses whose choice may not be the fastest when nothing else runs."""
+        return [use for use, found in self.outcomes.items() if self.is_busy or found.rival]
 
 
 @dataclass(frozen=True)
@@ -149,7 +165,10 @@ def optimize(
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"no requested backend runs this model: {reasons}")
+        began, used = time.monotonic(), seconds_of_others()
         findings.outcomes = measure(model, nonblank, settings, converter.open_choice)
+        used = seconds_of_others() - used
+        findings.cores_of_others = max(0.0, used / (time.monotonic() - began))
         best = {use: outcome.fastest for use, outcome in findings.outcomes.items()}
         for backend in {backend for backend, _ in converter.conversions}:
             (converter.work / FOLDER / backend).rename(folder / backend)
