@@ -195,7 +195,7 @@ def _decoded(path: Path, data: bytes, encoding: str) -> str:
 
 def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     data = _whole(path)
-    text = _decoded(path, data, charset_of(data) or "utf-8")
+    text = _decoded(path, data, charset_of(data, str(path)) or "utf-8")
     entries, num_obsolete = read_entries(text.split("\n"), str(path))
     header = next((entry.texts["msgstr"] for entry in entries if entry.is_header), "")
     fields = dict(header_fields(header))

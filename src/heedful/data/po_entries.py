@@ -3,6 +3,7 @@
 Format: GNU gettext manual, "The Format of PO Files".
 """
 
+import codecs
 import gettext
 import re
 from collections.abc import Iterator, Mapping
@@ -62,11 +63,37 @@ class Entry:
         }
 
 
-def charset_of(data: bytes) -> str | None:
-    """The charset that the header of a catalogue declares; None for none, or a template's."""
+def charset_of(data: bytes, name: str) -> str | None:
+    """The charset that the header of a catalogue declares; None for none, or a template's.
+
+    Raises:
+        UserError: one whose characters are single bytes, where the file is UTF-8.
+    """
     head = data[:10_000].replace(b'"\n"', b"")
     match = _CHARSET.search(head)
-    return None if match is None or match[1] == b"CHARSET" else match[1].decode("ascii", "replace")
+    if match is None or match[1] == b"CHARSET":
+        return None
+    charset = match[1].decode("ascii", "replace")
+    if not data.isascii() and _has_single_bytes(charset) and _is_utf8(data):
+        raise UserError(f"{name} declares the charset {charset}, but is UTF-8; correct its header")
+    return charset
+
+
+def _has_single_bytes(charset: str) -> bool:
+    """True for a charset without characters of several bytes; False for an unknown one."""
+    try:
+        is_utf8 = codecs.lookup(charset).name == "utf-8"
+        return not is_utf8 and len(bytes(range(128, 256)).decode(charset, "replace")) == 128
+    except (LookupError, UnicodeError, ValueError):
+        return False
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def read_entries(lines: list[str], name: str) -> tuple[list[Entry], int]:

@@ -42,7 +42,7 @@ class PoDocument(Document):
         self, data: bytes, name: str, languages: tuple[str | None, str | None] = (None, None)
     ) -> None:
         super().__init__(name, languages)
-        self._file = Encoded.of(data, name, charset_of(data))
+        self._file = Encoded.of(data, name, charset_of(data, name))
         self._lines = self._file.text.split("\n")
         self._end = "\r\n" if self._lines[0].endswith("\r") else "\n"
         entries, num_obsolete = read_entries(self._lines, name)
