@@ -10,8 +10,11 @@ import pytest
 from backend_models import model_of
 from commands import Outcome, assert_refused, tree
 from document_samples import DOCX_RUNS, HTML, PO, SRT, make_docx
+from heedful import load
+from heedful.cli.documents import DocumentFlags, translate_documents
 from heedful.cli.review import ReviewTable
 from heedful.documents.segments import Result, Segment
+from heedful.errors import UserError
 from heedful.pipelines.generations import Generation
 
 
@@ -120,6 +123,38 @@ def test_a_folder_is_translated_and_continued(commands: Any, model: Path, tmp_pa
     none = translate("-i", "in/b", "-o", "new")
     assert none.code == 2
     assert none.err.endswith("error: no file can be translated; the reasons are above\n")
+
+
+def test_a_fault_in_one_file_costs_no_other(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.txt", "b.html", "c.txt"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_text("One.\n")
+    monkeypatch.setattr("heedful.documents.html.HtmlDocument.to_bytes", lambda document: 1 / 0)
+    flags = DocumentFlags(None, None, False, False, False, True)
+    in_out: Any = SimpleNamespace(
+        input=tmp_path / "in", output=tmp_path / "out", texts=None, strict=False
+    )
+    options = {"beam_size": 1, "max_new_tokens": 4}
+    translator = load(model, backend="eager")
+    with pytest.raises(UserError, match=r"faults of heedful in b\.html; report them"):
+        translate_documents(translator, in_out, flags, options, refused={}, review=None)
+    assert "b.html: left out: a fault of heedful, ZeroDivisionError" in capsys.readouterr().err
+    assert set(tree(tmp_path / "out")) == {"a.txt", "c.txt"}
+    in_out.strict = True
+    with pytest.raises(ZeroDivisionError):
+        translate_documents(translator, in_out, flags, options, refused={}, review=None)
+
+
+@pytest.mark.parametrize("name", ["a.json", "strings.xml", "a.yaml", "A.TSV", "a.properties"])
+def test_files_of_other_formats_are_not_read_as_lines(
+    commands: Any, model: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text('{"key": "One."}\n')
+    outcome = commands.run("translate", model, "-i", name, "-o", "out", cwd=tmp_path)
+    assert_refused(outcome, f"{name} is not lines of text, by its name")
+    assert not (tmp_path / "out").exists()
 
 
 def test_terms_and_a_table_of_the_worst_translations(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from heedful.cli.guard import error_text, one_line, print_traceback
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, bars_on_stderr
 from heedful.cli.review import ReviewTable
 from heedful.cli.shared import note
-from heedful.errors import UserError
+from heedful.errors import UserError, format_names
 
 if TYPE_CHECKING:
     from heedful.documents import Document
@@ -99,11 +100,21 @@ class DocumentFlags:
 
 
 def is_document(in_out: InputOutput) -> bool:
-    """True for a document by its name, and for a folder of them; lines of text are none."""
-    from heedful.documents import document_format
+    """True for a document by its name, and for a folder of them; lines of text are none.
+
+    Raises UserError for a file of another format that is not lines of text, by its name.
+    """
+    from heedful.documents.formats import NO_LINES, document_format
 
     path = in_out.input
-    return path is not None and (path.is_dir() or document_format(path) not in (None, ".txt"))
+    if path is None:
+        return False
+    if path.suffix.lower() in NO_LINES and not path.is_dir():
+        raise UserError(
+            f"{path} is not lines of text, by its name: its keys and marks would be translated; "
+            "convert it to .po or .xliff, save its texts as .txt, or rename it so if it is text"
+        )
+    return path.is_dir() or document_format(path) not in (None, ".txt")
 
 
 def translate_documents(
@@ -153,7 +164,7 @@ def _translate_folder(
 
     Raises:
         UserError: no output; no document, or none that can be translated; with `--strict` the
-            first one that cannot.
+            first one that cannot. A fault of heedful in one of them, after the others.
     """
     output = in_out.output
     if output is None or (output.exists() and not output.is_dir()):
@@ -165,23 +176,34 @@ def _translate_folder(
     if done and review is not None:
         review.check_new()
     failed = 0
+    faults: list[str] = []
     for path in documents:
         if path in done:
             continue
         try:
             places = folder / path, output / path
             summary = _translate_file(translator, *places, flags, options, review, path.as_posix())
-        except UserError as error:
+        except Exception as error:  # a fault in one file must not cost the others
             if in_out.strict:
                 raise
             failed += 1
-            typer.echo(f"{path}: left out: {error}", err=True)
+            reason = error_text(error)
+            if reason is None:
+                faults.append(str(path))
+                reason = f"a fault of heedful, {type(error).__name__}: {error}"
+            print_traceback()
+            typer.echo(one_line(f"{path}: left out: {reason}"), err=True)
         else:
             typer.echo(f"{path}: {summary}", err=True)
     translated = len(documents) - len(done) - failed
     counts = {"already there": len(done), "left out": failed, "no documents": others}
     listed = "".join(f"; {what}: {count:,}" for what, count in counts.items() if count)
     typer.echo(f"files translated: {translated:,}{listed}", err=True)
+    if faults:
+        raise UserError(
+            f"faults of heedful in {format_names(faults, str)}; report them with the traceback that"
+            " --debug shows"
+        )
     if failed and not (translated or done):
         raise UserError("no file can be translated; the reasons are above")
 

@@ -148,22 +148,28 @@ def _end(error: BaseException, explain: Callable[[Any], str] | None) -> None:
     """End with one line for an error that a user can correct; raise any other again."""
     if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
-    if isinstance(error, UserError):
-        _fail(with_flags(str(error)))
     if isinstance(error, _USAGE_ERROR):
         _end_usage_error(error, explain)
+    text = error_text(error)
+    if text is None:
+        raise error
+    _fail(text)
+
+
+def error_text(error: BaseException) -> str | None:
+    """The line for an error that a user can correct; None for any other, a fault of heedful."""
+    if isinstance(error, UserError):
+        return with_flags(str(error))
     if isinstance(error, OSError):
-        _fail(f"{error.filename or 'cannot read or write'}: {error.strerror or error}")
+        return f"{error.filename or 'cannot read or write'}: {error.strerror or error}"
     if isinstance(error, RecursionError):
-        _fail("something in the input is nested too deep")
+        return "something in the input is nested too deep"
     if isinstance(error, IndexError) and any(part in str(error) for part in _INDEX_MESSAGES):
-        _fail("a token is beyond the model's table: its tokenizer is damaged or of another model")
+        return "a token is beyond the model's table: its tokenizer is damaged or of another model"
     of_torch = isinstance(error, RuntimeError) and any(
         part in str(error) for part in _MEMORY_MESSAGES
     )
-    if isinstance(error, MemoryError) or of_torch:
-        _fail(_NO_MEMORY)
-    raise error
+    return _NO_MEMORY if isinstance(error, MemoryError) or of_torch else None
 
 
 def _show_flags(record: logging.LogRecord) -> bool:
@@ -285,9 +291,14 @@ def _end_usage_error(error: Any, explain: Callable[[Any], str] | None) -> NoRetu
     _fail(f"{message}; see {path} --help")
 
 
-def _fail(text: str) -> NoReturn:
+def print_traceback() -> None:
+    """Print the traceback of the error that is handled, with --debug."""
     if _debug:
         traceback.print_exc()
+
+
+def _fail(text: str) -> NoReturn:
+    print_traceback()
     color = None if os.environ.get("NO_COLOR") else "red"
     typer.secho(f"error: {one_line(text)}", fg=color, err=True)
     sys.exit(2)

@@ -28,6 +28,16 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
     ".docx": ("docx", "DocxDocument"),
     ".txt": ("plain", "PlainDocument"),
 }
+# Endings of formats with texts between keys or marks, which are not read.
+NO_LINES = frozenset(
+    [
+        *(".adoc", ".arb", ".ass", ".csv", ".doc", ".dtd", ".epub", ".idml", ".ini", ".json"),
+        *(".json5", ".jsonl", ".mo", ".odp", ".ods", ".odt", ".pdf", ".php", ".pptx", ".resw"),
+        *(".properties", ".resx", ".rst", ".rtf", ".ssa", ".strings", ".stringsdict", ".sub"),
+        *(".svg", ".tbx", ".tex", ".toml", ".ts", ".tsv", ".xcstrings", ".xls", ".xlsx", ".xml"),
+        *(".yaml", ".yml"),
+    ]
+)
 _GZIP = b"\x1f\x8b"
 FORMATS = tuple(_CLASSES)
 
