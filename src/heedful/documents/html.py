@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from html import escape, unescape
 
 from heedful.data.inline import Piece
+from heedful.data.language_tags import is_same_language, standard_tag
 from heedful.documents.spans import SpanDocument
 from heedful.errors import UserError
 
@@ -55,10 +56,11 @@ _SHOWN = re.compile(
     r"\s(?:alt|title|placeholder|aria-label)\s*=\s*(\"[^\"]*\"|'[^']*')", re.IGNORECASE
 )
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
+_LANG = re.compile(r"\s(?:xml:)?lang\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 
 
 class HtmlDocument(SpanDocument):
-    """A page. Attributes, comments, scripts, styles and code are kept."""
+    """A page. Attributes but its language, comments, scripts, styles and code are kept."""
 
     _errors = "xmlcharrefreplace"
 
@@ -76,8 +78,11 @@ class HtmlDocument(SpanDocument):
         events = [*_events(self.text)]
         ends = [place for place, _, _ in events[1:]] + [len(self.text)]
         found = _Runs()
+        self._root: tuple[int, int] | None = None  # the range of the tag <html>
         for (place, kind, tag), end in zip(events, ends, strict=False):
             raw = self.text[place:end]
+            if tag == "html" and kind == "start" and self._root is None:
+                self._root = place, end
             for attribute in _SHOWN.finditer(raw) if tag and found.kept is None else ():
                 if any(map(str.isalnum, attribute[1])):
                     self.skip("attributes that are shown, such as alt and title")
@@ -88,6 +93,17 @@ class HtmlDocument(SpanDocument):
         found.end(len(self.text))
         for pieces, start, sizes in found.runs:
             self._add_pieces(pieces, start, sizes)
+
+    def _language_edits(self) -> list[tuple[int, int, str]]:
+        """The language of the page, if it is the source's, becomes the target's."""
+        source, target = self.languages
+        if self._root is None or target is None:
+            return []
+        return [
+            (*found.span(1), standard_tag(target))
+            for found in _LANG.finditer(self.text, *self._root)
+            if source is None or is_same_language(found[1], source)
+        ]
 
     def _written(self, text: str) -> str:
         return escape(text, quote=False)

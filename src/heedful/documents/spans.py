@@ -84,6 +84,10 @@ class SpanDocument(Document):
         """The texts and codes of a segment together."""
         return "".join(parts)
 
+    def _language_edits(self) -> list[tuple[int, int, str]]:
+        """Changes of what names the language of the text, beside translations."""
+        return []
+
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`."""
         edits = [
@@ -91,6 +95,7 @@ class SpanDocument(Document):
             for span in self._spans
             if span.segment.result is not None and span.segment.result.text != span.segment.text
         ]
+        edits += self._language_edits() if edits else []
         return self._file.encode(splice(self.text, edits), self.name, self._errors)
 
 
