@@ -32,6 +32,8 @@ from document_samples import (
     translated,
 )
 from heedful import extras
+from heedful.data.row_files import open_rows
+from heedful.data.rows import collect
 from heedful.documents import Policy, Segment, language_review, read_document
 from heedful.documents.segments import Result
 from heedful.errors import UserError
@@ -143,6 +145,37 @@ def test_po_in_another_charset() -> None:
     source = PO.replace("UTF-8", "ISO-8859-1").encode("latin-1")
     content, _, _ = translated("a.po", source, replaced(Hello="Grüß"))
     assert "Grüß" in content.decode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("charset", "text", "is_wrong"),
+    [
+        ("ISO-8859-1", "Größe", True),
+        ("US-ASCII", "Größe", True),
+        ("windows-1251", "Größe", True),
+        ("ISO-8859-1", "Size", False),
+        ("UTF-8", "Größe", False),
+        ("GBK", "大小", False),
+    ],
+)
+def test_po_that_is_utf8_beside_its_charset_is_refused(
+    charset: str, text: str, is_wrong: bool, tmp_path: Path
+) -> None:
+    """It was read as other letters, silently."""
+    header = f'msgid ""\nmsgstr "Content-Type: text/plain; charset={charset}\\n"'
+    source = f'{header}\n\nmsgid "a"\nmsgstr "{text}"\n'
+    data = source.encode("gbk" if charset == "GBK" else "utf-8")
+    (tmp_path / "a.po").write_bytes(data)
+    reads: list[Callable[[], Any]] = [
+        lambda: read_document(data, "a.po", ("en", "de")),
+        lambda: collect(open_rows([tmp_path / "a.po"], {"src": None, "tgt": None})),
+    ]
+    for read in reads:
+        if is_wrong:
+            with pytest.raises(UserError, match=f"the charset {charset}, but is UTF-8"):
+                read()
+        else:
+            read()
 
 
 def test_po_memory_is_not_fuzzy_and_reviews_are_comments() -> None:
@@ -330,6 +363,25 @@ def test_a_model_reads_no_tags_and_cannot_damage_them() -> None:
     assert counts.to_review == 0
 
 
+@pytest.mark.parametrize("name", ["a.po", "a.srt"])
+def test_tags_in_the_text_are_placed_as_those_of_a_page(name: str) -> None:
+    """They were read by the model, which lost them, crossed them, or put blanks beside them."""
+    read: list[str] = []
+
+    def translate(text: str) -> str:
+        read.append(text)
+        return text.replace("Click here", "Klick hier")
+
+    text = '<i>Click <b>here</b></i> now<br> and <a href="%s">here</a>.'.replace('"', "'")
+    files = {
+        "a.po": f'msgid "{text}"\nmsgstr ""\n',
+        "a.srt": f"1\n00:00:01,000 --> 00:00:02,000\n{text}\n",
+    }
+    content, _, _ = translated(name, files[name], translate)
+    assert "<i>Klick <b>hier</b></i> now<br> and <a href='%s'>here</a>." in content.decode()
+    assert not any("<i>" in row or "</" in row for row in read)
+
+
 def test_a_memory_with_other_tags_is_not_used() -> None:
     memory = {"Click <g1>here & now</g1>. Then <x2/> go.": "Klick <g1>hier. Dann <x2/> geh."}
     content, counts, _ = translated("a.xlf", XLIFF, str.upper, memory=memory)
@@ -408,6 +460,30 @@ def test_what_looks_like_a_tag_in_a_script_ends_with_the_script(before: str, aft
     """The page was refused, as its script was not closed, or the end tag of a title was text."""
     content = as_text(translated("a.html", f"{before}<p>the page</p>", replaced(the="das")))
     assert content == f"{after or before}<p>das page</p>"
+
+
+@pytest.mark.parametrize(
+    ("tag", "languages", "expected"),
+    [
+        ('<html lang="en">', ("en", "de"), '<html lang="de">'),
+        (
+            "<html class=a lang=en-US xml:lang='en'>",
+            ("en", "zh_CN"),
+            "<html class=a lang=zh-CN xml:lang='zh-CN'>",
+        ),
+        ('<html lang="en">', (None, "de"), '<html lang="de">'),
+        ('<html lang="fr">', ("en", "de"), '<html lang="fr">'),
+        ('<html lang="en">', (None, None), '<html lang="en">'),
+        ("<html>", ("en", "de"), "<html>"),
+    ],
+)
+def test_a_translated_page_names_its_language(
+    tag: str, languages: tuple[str | None, str | None], expected: str
+) -> None:
+    page = f"{tag}<p lang='en'>Hello <i lang='en'>you</i></p></html>"
+    content, _, _ = translated("a.html", page, replaced(Hello="Hallo"), languages)
+    assert content.decode() == page.replace(tag, expected).replace("Hello", "Hallo")
+    assert translated("a.html", page, languages=languages)[0] == page.encode()
 
 
 def test_html_keeps_the_lines_of_pre() -> None:

@@ -1,5 +1,7 @@
 """What is recognized as a piece that must be kept, and what is text."""
 
+import re
+
 import pytest
 
 from heedful.fidelity.pieces import counts, differences, find_pieces, localized
@@ -12,6 +14,13 @@ WHOLE = [
     *("&nbsp;", "&#160;", "&#xA0;", "user@example.org", "*.odt", "readme.html"),
     *("https://example.org/a?b=c#d", "mailto:a@b.org", "1", "1,000.5", "3.4.5", "007"),
     *("--help", "--no-messages", "--utf8-out", "%%", "0x1F", "1e-5", "2.5E3"),
+    *("-3", "−2.5", "+49", "10:30", "10:30:15", "16:9", "1/2", "2024-03-05", "½", "2¾", "100%%"),
+    *("2024-03-05T10:30:00Z", "03/05/2024", "1-800-555-0199", "%d%%", "±5", "100 %%"),
+    *("E-4012", "v2.3.4-beta", "1.0rc1", "2.0.0-alpha.1", "UTF-8", "A4", "H2O", "KB5001234"),
+    *("00:1A:2B:3C:4D:5E", "123e4567-e89b-12d3-a456-426614174000", "#FF8800"),
+    *("/usr/share/doc", "~/notes", "./run.sh", "../a/b.c", "C:\\Users\\me", "\\\\host\\share"),
+    *("src/main.py", "archive.tar.gz", "www.example.org/a", "example.com", "README.PDF"),
+    *("<%= x %>", "<?php echo 1 ?>", "{% if a %}", "{# a note #}"),
     *("{n, plural, one {# file} other {# of {all}}}", "{g,select, a {He} other {They}}"),
 ]
 
@@ -20,11 +29,10 @@ WHOLE = [
 @pytest.mark.parametrize("around", ["{}", "See {} here.", "({})", "“{}”,", "{}.", "für{}用"])
 def test_a_piece_is_found_whole_in_any_surroundings(piece: str, around: str) -> None:
     text = around.replace("{}", piece)
-    letters_join = (piece[0].isalnum() or piece[:2] == "--") and around.startswith("für")
-    if letters_join and not piece[0].isdigit():
-        return  # an address or a file name begins at the beginning of a word
-    if around.startswith("für") and piece[-1].isalpha():
-        return  # and ends at the end of one
+    if around.startswith("für") and (piece[0] not in "%${<&#[0123456789" or piece[-1].isalpha()):
+        return  # a number, or what begins and ends by itself; others are words of their own
+    if around.startswith("für") and re.match(r"[\d.]+[A-Za-z-]|[\d:]+[A-Z]", piece):
+        return
     assert [found.text for found in find_pieces(text)] == [piece]
     [found] = find_pieces(text)
     assert text[found.start : found.end] == piece
@@ -43,6 +51,7 @@ def test_a_piece_is_found_whole_in_any_surroundings(piece: str, around: str) -> 
             "$ and #",
         ),
         *("e.g. this", "a {b c} d", "C# and F#", "x_1", "…", "", "a@b", "$50", "$5.99"),
+        *("and/or", "he / she", "in / out", "A/B", "5-3", "so -x", "Ein-/Ausgabe", "vs. the.next"),
         *("he went--so", "he -- so", "a --Not b", "---x", "so--"),
     ],
 )
@@ -81,6 +90,13 @@ def test_formats_of_numbers_are_equal() -> None:
         ("{n, plural, one {# file} other {# files}}", "{n, eine {#-Datei}"),
         ("at most 1e-5", "höchstens 1-5"),
         ("at 192.168.0.1", "unter 192,168,0,1"),
+        ("at -3 degrees", "bei 3 Grad"),
+        ("at 10:30", "um 10.30"),
+        ("on 2024-03-05", "am 05-03-2024"),
+        ("error E-4012", "Fehler e-4012"),
+        ("in ~/notes", "in ~ /notes"),
+        ("<%= x %> files", "<% = x %> Dateien"),
+        ("½ of it", "die Hälfte"),
     ],
 )
 def test_codes_that_changed_are_no_formats(source: str, target: str) -> None:

@@ -15,8 +15,7 @@ from heedful.data.inline import TaggedText
 from heedful.documents.removed_tags import Pair, Tag, Untagged
 from heedful.documents.word_links import Links, TokenAlignment, Unit, link_words
 from heedful.fidelity import Reason
-
-_SHOWN = 80  # characters of a text in a reason
+from heedful.fidelity.reasons import tags_reason
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ class Placed:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons for a review."""
-        shown = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…" for text in self.unsure)
         removed = (Reason("unknown_removed"),) if self.has_removed else ()
-        return (*removed, *(Reason("tags", {"text": text}) for text in shown))
+        return (*removed, *map(tags_reason, self.unsure))
 
 
 def with_tags(codes: TaggedText, source: Untagged, parts: Sequence[Part]) -> Placed:

@@ -1,16 +1,18 @@
 """A document: its segments, which are translated, and the file with their translations."""
 
 import codecs
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
-from heedful.data.inline import TagError, TaggedText
+from heedful.data.inline import Piece, TagError, TaggedText, tagged
 from heedful.data.language_tags import is_same_language
 from heedful.errors import UserError
 from heedful.fidelity import Reason
+from heedful.fidelity.pieces import find_pieces
 from heedful.files import line_of_byte
 
 LONGEST_SEGMENT = 1_000_000  # characters
@@ -21,6 +23,8 @@ _BOMS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+
+_ELEMENT = re.compile(r"<(/?)([\w:.-]+)")
 
 Origin = Literal["model", "memory", "source"]
 
@@ -94,6 +98,31 @@ class Segment:
         except TagError as error:
             return str(error)
         return None
+
+
+def with_text_tags(segment: Segment) -> Segment:
+    """A segment in which the tags of its text, such as `<b>` in a catalogue, are codes; itself
+    without any, with codes of its own, or with tags that are nested too deep."""
+    if segment.codes is not None and segment.codes.codes:
+        return segment
+    pieces, end = list[Piece](), 0
+    for piece in find_pieces(segment.text):
+        if piece.kind == "tag":
+            pieces += [Piece("text", segment.text[end : piece.start]), _code_of(piece.text)]
+            end = piece.end
+    if not pieces:
+        return segment
+    codes = tagged([*pieces, Piece("text", segment.text[end:])])
+    read = replace(segment, text=codes.text, codes=codes)
+    return segment if read.depth > DEEPEST else read
+
+
+def _code_of(tag: str) -> Piece:
+    """The code of a tag; without its other half it is one that stands alone."""
+    name = _ELEMENT.match(tag)
+    if name is None or tag.endswith("/>"):  # a comment, or an empty element
+        return Piece("alone", tag)
+    return Piece("close" if name[1] else "open", tag, name[2])
 
 
 @dataclass

@@ -4,12 +4,14 @@ Models are trained on sentences, and read a limited number of tokens.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from heedful import extras
 from heedful.data.inline import TAG
 from heedful.data.language_tags import language_of
+from heedful.fidelity.pieces import find_pieces
 
 _LINE = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
 _CORE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
@@ -115,7 +117,10 @@ def _split_line(
 
 
 def sentences(text: str, language: str | None) -> list[str]:
-    """The sentences of a text, each with the blanks behind it; together they are the text."""
+    """The sentences of a text, each with the blanks behind it; together they are the text.
+
+    None ends in a piece that is kept, such as `<%= a. b %>`.
+    """
     if not re.search(r"[^\w\s,]", text):
         return [text]
     try:
@@ -125,7 +130,24 @@ def sentences(text: str, language: str | None) -> list[str]:
         raise
 
     found: list[str] = sentencex.segment(language_of(language) or "en", text)
-    return found if "".join(found) == text else [text]
+    if "".join(found) != text:
+        return [text]
+    ends = [*accumulate(map(len, found))]
+    if len(found) > 1:
+        ends = _outside_pieces(text, ends)
+    return [text[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _outside_pieces(text: str, places: Iterable[int]) -> list[int]:
+    """The places of a text, in order, that are not within a piece that is kept."""
+    pieces = [*find_pieces(text)]
+    starts = [piece.start for piece in pieces]
+    found = []
+    for place in places:
+        index = bisect_left(starts, place) - 1  # of the last piece that begins before it
+        if index < 0 or pieces[index].end <= place:
+            found.append(place)
+    return found
 
 
 def _clauses(text: str, fits: Fits) -> list[str]:
@@ -146,7 +168,7 @@ def _cut(text: str) -> int | None:
     """The place of the best cut, near the middle; None: there is none."""
     middle = len(text) / 2
     for pattern in _CUTS:
-        ends = (match.end() for match in pattern.finditer(text))
+        ends = _outside_pieces(text, (match.end() for match in pattern.finditer(text)))
         usable = [end for end in ends if 0 < end < len(text)]
         # A cut at the edge would leave the other part as long as before.
         central = [end for end in usable if 0.1 * len(text) < end < 0.9 * len(text)]

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from heedful.data.inline import TAG
+from heedful.documents.choices import Choice, choice_of
 from heedful.documents.projection import Placed
-from heedful.documents.segments import Document, Origin, Result, Segment
+from heedful.documents.segments import Document, Origin, Result, Segment, with_text_tags
 from heedful.documents.sentences import Fits
 from heedful.documents.split_segments import SplitSegment
 from heedful.documents.word_links import TokenAlignment
@@ -216,6 +217,7 @@ class _Output:
         num_unfit: its words that are too long for the model, likewise.
         reasons: those of the model for a review, and of its tags.
         probability: the mean of a token, in the sentence where it is smallest; None: not asked for.
+        is_choice: it chooses between texts, whose pieces were compared one by one.
     """
 
     text: str
@@ -225,6 +227,7 @@ class _Output:
     is_blank: bool = False
     reasons: tuple[str, ...] = ()
     probability: float | None = None
+    is_choice: bool = False
 
 
 def _settle(
@@ -248,8 +251,10 @@ def _settle(
         reasons.append(Reason("parts_blank", {"count": output.num_blank}))
     reasons += too_long_words(output.num_unfit)
     reasons += output.reasons
-    text = with_accelerator(segment.text, output.text)
-    reasons += differences(TAG.sub(" ", segment.text), TAG.sub(" ", text))
+    text = output.text
+    if not output.is_choice:
+        text, wrong = _with_pieces(segment.text, text)
+        reasons += wrong
     reasons += review(segment, text) if review else []
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
@@ -260,6 +265,39 @@ def _settle(
     if output.probability is not None:
         value = quality(output.probability, has_reasons=bool(reasons))
     segment.result = Result(text, tuple(reasons), origin=origin, quality=value)
+
+
+def _with_pieces(source: str, text: str) -> tuple[str, list[str]]:
+    """A translation with the accelerator of its source, and what is wrong with its pieces."""
+    text, lost = with_accelerator(source, text)
+    return text, [*lost, *differences(TAG.sub(" ", source), TAG.sub(" ", text))]
+
+
+def _choice_of(segment: Segment) -> Choice | None:
+    """The choice of texts of a segment; None without one, and of one with tags."""
+    return None if segment.codes and segment.codes.codes else choice_of(segment.text)
+
+
+def _chosen(choice: Choice, branches: Mapping[str, str], outputs: Sequence[_Output]) -> _Output:
+    """The choice between the translations of its texts."""
+    reasons, texts = [], {}
+    for (key, source), output in zip(branches.items(), outputs, strict=True):
+        texts[key], wrong = _with_pieces(source, output.text)
+        reasons += [*output.reasons, *wrong]
+    joined = choice.joined(texts)
+    if joined is None:
+        reasons, joined = [Reason("choice", {"piece": choice.text})], choice.text
+    probabilities = [output.probability for output in outputs if output.probability is not None]
+    return _Output(
+        joined,
+        has_words=any(output.has_words for output in outputs),
+        num_blank=sum(output.num_blank for output in outputs),
+        num_unfit=sum(output.num_unfit for output in outputs),
+        is_blank=any(output.is_blank for output in outputs),
+        reasons=tuple(dict.fromkeys(reasons)),
+        probability=min(probabilities, default=None),
+        is_choice=True,
+    )
 
 
 def fits_model(translator: Any, *, keep: bool = True) -> Fits:
@@ -313,18 +351,38 @@ class _Work:
 
     def translated(self, segments: Sequence[Segment]) -> list[_Output]:
         """The translation of each segment, with its tags."""
-        outputs = self._translated(segments, keeps_words=self._keeps)
-        pairs = zip(segments, outputs, strict=True)
+        choices = [_choice_of(own) for own in segments]
+        branches = [{} if one is None else one.of_language(self._languages[1]) for one in choices]
+        parts = [
+            [own] if choice is None else [Segment(text, own.line) for text in texts.values()]
+            for own, choice, texts in zip(segments, choices, branches, strict=True)
+        ]
+        outputs = iter(self._of_segments([part for own in parts for part in own]))
+        found = [[next(outputs) for _ in own] for own in parts]
+        return [
+            own[0] if choice is None else _chosen(choice, texts, own)
+            for choice, texts, own in zip(choices, branches, found, strict=True)
+        ]
+
+    def _of_segments(self, segments: Sequence[Segment]) -> list[_Output]:
+        """The translation of segments without choices of texts."""
+        read = [with_text_tags(segment) for segment in segments]
+        outputs = self._translated(read, keeps_words=self._keeps)
+        pairs = zip(read, outputs, strict=True)
         damaged = [
             index for index, (own, output) in enumerate(pairs) if own.tag_problem(output.text)
         ]
-        again = self._translated([segments[index] for index in damaged], keeps_words=False)
+        again = self._translated([read[index] for index in damaged], keeps_words=False)
         for index, output in zip(damaged, again, strict=True):
             outputs[index] = output
-            if segments[index].tag_problem(output.text):  # of pairs that cross
-                text = segments[index].text
+            if read[index].tag_problem(output.text):  # of pairs that cross
+                text = read[index].text
                 shown = Placed(text, (" ".join(TAG.sub(" ", text).split()),))
                 outputs[index] = replace(output, text=text, reasons=shown.reasons)
+        for index, (segment, own) in enumerate(zip(segments, read, strict=True)):
+            if own is not segment and own.codes is not None:
+                codes = own.codes.restored(outputs[index].text)
+                outputs[index] = replace(outputs[index], text="".join(code.raw for code in codes))
         return outputs
 
     def _translated(self, segments: Sequence[Segment], *, keeps_words: bool) -> list[_Output]:

@@ -26,18 +26,41 @@ _NAMES = (
 )
 _ELEMENTS = frozenset(_NAMES.split())
 _FILE_TYPES = (
-    "bat|bin|csv|dll|docx?|exe|gif|html?|ini|jar|jpe?g|js|json|od[bfgpst]|pdf|php|png|pptx?|py|sh|"
-    "so|svg|txt|xcu|xlsx?|xml|ya?ml|zip"
+    "7z|bat|bin|conf|cpp|css|csv|deb|dll|docx?|exe|gif|gz|html?|ini|iso|jar|jpe?g|js|json|log|md|"
+    "mp[34]|msi|od[bfgpst]|pdf|php|png|pptx?|py|rar|rpm|rtf|sh|so|sql|svg|tar|toml|txt|xcu|xhtml|"
+    "xlf|xlsx?|xliff|xml|ya?ml|zip"
 )
 _SCHEMES = r"(?:https?|ftp|file|mailto|vnd\.[\w.]+)"
+_ENDS = r"\s<>\"'”“。，、；：！？）】》」"  # what ends an address
+_ADDRESS = rf"[^{_ENDS}]*[^{_ENDS}.,;:!?)\]]"
+_NOT_IN_A_WORD = r"(?<![A-Za-zÀ-ɏ0-9_])"  # but behind one of a language without spaces
+_FOLDER = r"/[A-Za-z0-9_.@+-]*[A-Za-z0-9_+-]"
+_PRE_RELEASE = (
+    r"(?:[-+.~]?(?i:alpha|beta|dev|final|nightly|post|pre|preview|rc|snapshot)\d*(?:\.\d+)*)"
+)
+# Amounts, dates, times, ratios; signs of printf belong to the number, since it moves.
+_DIGITS = r"\d+(?:[.,]\d+)*"
+_PERCENT = r"(?:[ \u00a0\u202f]?%%)?"
 # The beginning of a choice of texts of ICU's MessageFormat, as by a number.
 _CHOICE = r"\{\s*\w+\s*,\s*(?:plural|selectordinal|select)\s*,"
+_IN_BRACES = r"[^{}]*+"
+for _ in range(6):  # pairs of braces within each other
+    _IN_BRACES = r"(?:[^{}]|\{" + _IN_BRACES + r"\})*+"
 PATTERNS: Mapping[str, tuple[Kind, str]] = {
-    "comment": ("tag", r"<!--.*?-->"),
+    "comment": ("tag", r"<!--.{0,2000}?-->"),
     "tag": ("tag", r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>"),
     "field": ("placeholder", r"<\?>"),
-    "URL": ("placeholder", rf"\b{_SCHEMES}:[^\s<>\"'”“]*[^\s<>\"'”“.,;:!?)\]]"),
-    "e-mail address": ("placeholder", r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"),
+    "template": (
+        "placeholder",
+        r"<%.{0,1000}?%>|<\?\w.{0,1000}?\?>|\{%[^{}]*%\}|\{#[^{}]*#\}",
+    ),
+    "URL": ("placeholder", rf"{_NOT_IN_A_WORD}(?:{_SCHEMES}:|www\.){_ADDRESS}"),
+    "e-mail address": ("placeholder", r"\b[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+\b"),
+    "host": (
+        "placeholder",
+        rf"{_NOT_IN_A_WORD}(?:[A-Za-z0-9-]{{1,63}}\.){{1,8}}(?:com|edu|gov|net|org)(?![A-Za-z0-9_-])"
+        rf"(?:/{_ADDRESS})?",
+    ),
     "entity": ("placeholder", r"&(?:[A-Za-z]\w*|#\d+|#x[0-9A-Fa-f]+);"),
     "shell variable": (
         "placeholder",
@@ -51,29 +74,54 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "printf": (
         "placeholder",
         r"%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lqjzt])?"
-        r"[diouxXeEfFgGcspn@](?![A-Za-z])|%L?\d{1,2}(?!\d)",
+        rf"[diouxXeEfFgGcspn@](?![A-Za-z]){_PERCENT}|%L?\d{{1,2}}(?!\d)",
     ),
     "choice of texts": (  # whose texts may have placeholders
         "placeholder",
-        _CHOICE + r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}",
+        _CHOICE + _IN_BRACES + r"\}",
     ),
     "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?)?\}"),
     "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#|\[X\d+X\]"),  # the second of Weblate
-    "file name": ("placeholder", rf"(?<!\w)\*\.\w+|\b[\w-]+\.(?:{_FILE_TYPES})\b"),
+    "path": (
+        "placeholder",
+        rf"(?<![A-Za-zÀ-ɏ0-9_/<>.)\]}}:~-])(?:(?:~|\.{{1,2}})(?:{_FOLDER})+|(?:{_FOLDER}){{2,}})/?"
+        rf"|{_NOT_IN_A_WORD}[A-Za-z]:\\(?:[^{_ENDS}|*?]*[^{_ENDS}|*?.,;:!)\]])?"
+        r"|\\\\[\w.-]+(?:\\[\w.$-]*[\w$-])+",
+    ),
+    "file name": (
+        "placeholder",
+        rf"(?<!\w)\*\.\w+|\b(?:[\w.-]{{1,100}}/){{0,20}}[\w-]{{1,100}}(?:\.[\w-]{{1,20}}){{0,3}}"
+        rf"\.(?i:{_FILE_TYPES})(?![A-Za-z0-9_])",
+    ),
     "option": ("placeholder", r"(?<![\w-])--[a-z][a-z\d]*(?:-[a-z\d]+)*(?![\w-])"),
+    "code": (
+        "placeholder",
+        rf"{_NOT_IN_A_WORD}(?:"
+        r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # UUID
+        r"|[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}"  # of a network device
+        rf"|v\d+(?:\.\d+)*{_PRE_RELEASE}*|\d+(?:\.\d+)+{_PRE_RELEASE}+"
+        r"|[A-Z]{1,12}[-_]?\d[A-Z\d]*(?:[-_.](?=[A-Z]*\d)[A-Z\d]+)*"
+        r")(?![A-Za-zÀ-ɏ0-9_])|#[0-9A-Fa-f]{6}(?![A-Za-z0-9_])",
+    ),
     "number": (
         "number",
-        r"0[xX][0-9A-Fa-f]+(?![A-Za-z0-9_])|\d+(?:[.,]\d+)*(?:[eE][+-]?\d+(?![A-Za-z0-9_]))?",
+        r"(?:(?<![A-Za-zÀ-ɏ0-9_)\]}%.,;:/+−-])[-+−±](?=\d))?(?:"
+        r"0[xX][0-9A-Fa-f]+(?![A-Za-z0-9_])"
+        r"|\d+(?:-\d+){2,}(?:T\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"  # a date
+        rf"|{_DIGITS}(?:[:/]{_DIGITS})+"  # a time, a date, a ratio
+        rf"|\d*[¼-¾⅐-⅞]|{_DIGITS}(?:[eE][+-]?\d+(?![A-Za-z0-9_]))?{_PERCENT})",
     ),
 }
 # One separator, or groups; the last group has three digits, others two in India.
 _GROUPED = r"\d{{1,3}}(?:{0}\d{{2,3}})*{0}\d{{3}}(?:{1}\d+)?"
 _WITH_SEPARATORS = re.compile(
-    rf"(?:\d+[.,]\d+|{_GROUPED.format(',', '[.]')}|{_GROUPED.format('[.]', ',')})(?:[eE][+-]?\d+)?"
+    rf"[-+−±]?(?:\d+[.,]\d+|{_GROUPED.format(',', '[.]')}|{_GROUPED.format('[.]', ',')})"
+    rf"(?:[eE][+-]?\d+)?{_PERCENT}"
 )
+_BLANK = re.compile(r"[ \u00a0\u202f](?=%%$)")
 # Each pattern matches one of these signs (a point or colon before a space is none): most texts have
 # none, and are not searched for patterns.
-_SIGNS = re.compile(r"[\d<$%{&#@*\[.:](?:(?<![.:])|(?=\S))|--[a-z]")
+_SIGNS = re.compile(r"[\d<$%{&#@*\[.:/](?:(?<![.:/])|(?=\S))|--[a-z]|[\\¼-¾⅐-⅞]")
 
 
 @dataclass(frozen=True)
@@ -160,9 +208,13 @@ def counts(text: str, extra: tuple[str, ...] = ()) -> Counter[str]:
 
 
 def _key(piece: Piece) -> str:
-    """Equal for pieces that stand for each other."""
-    other = localized(piece.text) if piece.kind == "number" else None
-    return piece.text if other is None else min(piece.text, other)
+    """Equal for pieces that stand for each other: also a minus sign and a hyphen, and a percent
+    sign of printf with and without a blank before it."""
+    text = _BLANK.sub("", piece.text)
+    if piece.kind != "number":
+        return text
+    text = text.replace("−", "-")
+    return min(text, localized(text) or text)
 
 
 def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[str]:

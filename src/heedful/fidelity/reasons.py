@@ -22,6 +22,8 @@ TEXTS: Mapping[str, str] = {
 }
 """By code: the text, with the names of the reason's values."""
 
+_SHOWN = 80  # characters of a text in a reason
+
 
 class Reason(str):
     """The text of a reason, as a person reads it.
@@ -42,6 +44,11 @@ class Reason(str):
 
     def __getnewargs__(self) -> tuple[str, Mapping[str, Any]]:  # type: ignore[override]
         return self.code, self.values  # with which copies and other processes make it again
+
+
+def tags_reason(text: str) -> Reason:
+    """The reason of tags whose place in the translation of a text is uncertain."""
+    return Reason("tags", {"text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"})
 
 
 def code_of(reason: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from heedful.fidelity import (
 )
 from heedful.fidelity.masking import source_mask
 from heedful.fidelity.pieces import find_pieces, is_choice
+from heedful.fidelity.reasons import tags_reason
+from heedful.fidelity.tag_order import TagOrder
 from heedful.generation.outputs import Counts
 from heedful.options import Options
 from heedful.pipelines.generations import Generation
@@ -134,6 +136,7 @@ class Source:
         self.terms = [] if glossary is None else glossary.find(text, self.patterns)
         self.masked = Masked(text, {}) if keep is None else keep.mask(text)
         self.masks = count_masks("" if keep is None else self.masked.text)
+        self._tags = TagOrder(self.masked)
         self._right: dict[str, str] = {}  # outputs that keep all, with pieces
 
     def is_kept_by(self, output: Generation) -> bool:
@@ -143,9 +146,10 @@ class Source:
             return False
         if self._keep is None:
             return True
-        if count_masks(output.text) != self.masks:
+        if count_masks(output.text) != self.masks or not self._tags.is_kept(output.text):
             return False
-        restored = unmask(self.masked.cased(output.text), self.masked.pieces)
+        text, _ = self._tags.restored(self.masked.cased(output.text))
+        restored = unmask(text, self.masked.pieces)
         if differences(self.text, restored, self.patterns):
             return False
         self._right[output.text] = restored
@@ -175,15 +179,19 @@ class Source:
     def _with_pieces(self, output: str) -> tuple[str, list[str]]:
         """An output with pieces in place of masks, and reasons, where its pieces are wrong."""
         if output in self._right:
-            return with_accelerator(self.text, self._right[output]), []
+            return with_accelerator(self.text, self._right[output], self.patterns)
         placed, reasons = place_masks(self.masked, self.masked.cased(output))
+        placed, has_moved = self._tags.restored(placed)
+        if has_moved:
+            reasons = (*reasons, tags_reason(self.text))
         text = unmask(placed, self.masked.pieces)
         wrong = differences(self.text, text, self.patterns)
         if wrong:  # an address that a word continues, for example
             apart = unmask(separate_masks(placed), self.masked.pieces)
             if not differences(self.text, apart, self.patterns):
                 text, wrong = apart, [Reason("pieces_joined")]
-        return with_accelerator(self.text, text), [*reasons, *wrong]
+        text, lost = with_accelerator(self.text, text, self.patterns)
+        return text, [*reasons, *wrong, *lost]
 
     def with_masked_terms(self, output: Generation) -> Masked:
         """The text for the model with masks also for the terms that an output lacks, which stand

@@ -1,0 +1,53 @@
+"""Tags of a translation with masks are nested, and have no blanks that the source does not have."""
+
+import pytest
+
+from heedful.fidelity import mask_text, unmask
+from heedful.fidelity.tag_order import TagOrder
+
+
+def restored(source: str, output: str) -> tuple[str, bool]:
+    """The output, given with pieces, in the order of the source's tags."""
+    masked = mask_text(source)
+    for mask, piece in masked.pieces.items():
+        output = output.replace(piece, mask)
+    text, has_moved = TagOrder(masked).restored(output)
+    return unmask(text, masked.pieces), has_moved
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "has_moved"),
+    [
+        ("Klicken Sie <b>hier</b> jetzt", "Klicken Sie <b>hier</b> jetzt", False),
+        ("Klicken Sie <b> hier </b> jetzt", "Klicken Sie <b>hier</b> jetzt", False),
+        ("Klicken Sie<b> hier </b>jetzt", "Klicken Sie <b>hier</b> jetzt", False),
+        ("Klicken Sie hier </b>.", "Klicken Sie hier</b>.", True),
+        ("Klicken </b> hier <b> jetzt", "Klicken <b>hier</b> jetzt", True),
+        ("<b> Hier </b>", "<b>Hier</b>", False),
+    ],
+)
+def test_a_pair_is_in_order_around_its_words(output: str, expected: str, has_moved: bool) -> None:
+    actual, moved = restored("Click <b>here</b> now", output)
+    if output.count("<b>") == output.count("</b>") == 1:
+        assert actual == expected
+    assert moved == has_moved
+
+
+def test_pairs_that_cross_are_nested_again() -> None:
+    source = '<a href="%s">A <em>b</em></a> c <br> d'
+    actual, moved = restored(source, 'X <em>y <a href="%s">z</em> q</a> <br> d')
+    assert (actual, moved) == ('X <a href="%s">y <em>z</em> q</a> <br> d', True)
+    assert restored(source, source) == (source, False)
+
+
+@pytest.mark.parametrize(
+    "source", ["<b>a <i>b</b> c</i>", "</b> a <b>", "a <b> b", "<br/> a", "<p>a <p>b", "5 %s"]
+)
+def test_tags_that_are_not_nested_in_the_source_stay_as_they_are(source: str) -> None:
+    assert restored(source, source[::-1]) == (source[::-1], False)
+    assert restored(source, source) == (source, False)
+
+
+def test_blanks_that_the_source_has_between_tags_stay() -> None:
+    source = "a <b> b </b> c"
+    assert restored(source, source) == (source, False)
