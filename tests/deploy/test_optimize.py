@@ -153,7 +153,7 @@ def test_a_busy_machine_is_named(folder, tmp_path, monkeypatch, capsys, used, is
     """Beside other programs another setting may be the fastest, in all rounds."""
     copied = shutil.copytree(folder, tmp_path / "model")
     monkeypatch.setattr(
-        "heedful.deploy.optimize.seconds_of_others", lambda: used * cores() * time.monotonic()
+        "heedful.deploy.measure.seconds_of_others", lambda: used * cores() * time.monotonic()
     )
     options: Any = {"backends": ["eager"], "threads": [1], "uses": ["latency"]}
     findings = optimize(heedful.load(copied, backend="eager"), copied, TEXTS, **options)

@@ -14,6 +14,7 @@ from heedful.backends.manifest import BackendChoice, Use
 from heedful.backends.torch.eager import Eager
 from heedful.deploy.prove import cut_ids
 from heedful.deploy.rounds import SURVIVAL_SHARES, Outcome, find_fastest
+from heedful.openmp import seconds_of_others
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier
 from heedful.pipelines.language_model import LanguageModel
@@ -77,8 +78,9 @@ def measure(
     texts: Sequence[str],
     settings: list[tuple[Use, BackendChoice]],
     open_choice: Callable[[BackendChoice], Backend],
-) -> dict[Use, Outcome[BackendChoice]]:
-    """Each use with the tokens per second of its settings, the fastest first."""
+) -> tuple[dict[Use, Outcome[BackendChoice]], float]:
+    """Each use with the tokens per second of its settings, the fastest first, and the number of
+    cores that other programs used meanwhile; 0 where it is unknown."""
     count = min(_NUM_SINGLE, len(texts))
     singles = [[texts[number * len(texts) // count]] for number in range(count)]
 
@@ -89,13 +91,16 @@ def measure(
             _rate(model, singles[:1], choice)  # the first call of a backend is slower
             return _rate(model, singles if use == "latency" else parts, choice)
 
+    began, used = time.monotonic(), seconds_of_others()
     with track("measuring", len(settings) * (1 + len(SURVIVAL_SHARES))) as advance:
-        return {
+        outcomes = {
             use: find_fastest(
                 [choice for other, choice in settings if other == use], partial(rate, use), advance
             )
             for use in dict.fromkeys(use for use, _ in settings)
         }
+    used = (seconds_of_others() - used) / (time.monotonic() - began)
+    return outcomes, max(0.0, used)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Finds the fastest backend of a model on this machine, and records it in `backends.json`."""
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -35,7 +34,6 @@ from heedful.deploy.prove import Proof, Prover
 from heedful.deploy.rounds import Outcome
 from heedful.errors import UserError
 from heedful.files import read_object, write_directory, write_json
-from heedful.openmp import seconds_of_others
 from heedful.pipelines.base import CONFIG, SavedModel
 from heedful.pipelines.loading import check_own_format, tokenizer_files
 from heedful.pipelines.text_generation import Generator
@@ -165,10 +163,8 @@ def optimize(
         if not settings:
             reasons = "; ".join(dict.fromkeys(findings.refused.values()))
             raise UserError(f"no requested backend runs this model: {reasons}")
-        began, used = time.monotonic(), seconds_of_others()
-        findings.outcomes = measure(model, nonblank, settings, converter.open_choice)
-        used = seconds_of_others() - used
-        findings.cores_of_others = max(0.0, used / (time.monotonic() - began))
+        measured = measure(model, nonblank, settings, converter.open_choice)
+        findings.outcomes, findings.cores_of_others = measured
         best = {use: outcome.fastest for use, outcome in findings.outcomes.items()}
         for backend in {backend for backend, _ in converter.conversions}:
             (converter.work / FOLDER / backend).rename(folder / backend)
