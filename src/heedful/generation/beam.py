@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from heedful.generation.decoding import Search
 from heedful.generation.hypotheses import BackPointers, BestFinished, Extensions, sum_dtype, top_k
 from heedful.generation.outputs import Failure, Hypothesis, LengthScore
+from heedful.generation.search_base import Search
 
 Stop = Literal["optimal", "beam_full", "heuristic"]
 Penalties = Callable[[], Float[Tensor, "N"]]
@@ -37,7 +37,8 @@ class Beams:
         extra: data of each hypothesis that a kind of search adds to these.
         parent: index of the hypothesis of the step before that each one extends.
         is_open: the beam is not done.
-        best_open: reference to the first hypothesis of the last step in which the beam was open.
+        best_open: reference (see `hypotheses.py`) to the first hypothesis of the last step in which
+            the beam was open.
     """
 
     tokens: Int[Tensor, "N all"]
@@ -83,6 +84,9 @@ class Choice(NamedTuple):
 @dataclass
 class BeamSearch(Search):
     """Beam search with `width` hypotheses for each beam, which keeps `capacity` finished ones.
+
+    By the rule optimal a beam is done when none of the `capacity` finished ones can be beaten; the
+    capacity is then the number of results.
 
     `choose`, `at_limit`, `failure_of` and `merge` are what other kinds of search override.
     """

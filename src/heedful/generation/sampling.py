@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.decoding import Search, check_shape
 from heedful.generation.hypotheses import first_largest, sum_dtype
 from heedful.generation.outputs import Hypothesis, LengthScore
 from heedful.generation.request import (
@@ -29,6 +28,7 @@ from heedful.generation.request import (
     StopFunction,
     check_not_nan,
 )
+from heedful.generation.search_base import Search, check_shape
 from heedful.generation.token_rules import BANS, PrefixFunction
 
 STEPS_PER_READ = 8  # on a device that the host would have to wait for

@@ -1,4 +1,7 @@
-"""The base of all searches: log-probabilities under the rules of a request, and the batch."""
+"""The base of all searches: log-probabilities under the rules of a request, and the batch.
+
+`SearchRequest.end_reason` decides where an output ends, `outputs.StopStrings` by strings.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +46,8 @@ class RequestRules:
     def __post_init__(self) -> None:
         rules = self.request.rules
         self._forced = [rule for rule in rules if isinstance(rule, ForcedTokens)]
-        # A forced token has the model's value, and a rule of the caller may read it.
+        # A forced token gets the model's value, and a rule of the caller may read values, which
+        # rules that write to the model's tensor would have destroyed.
         others_keep_bans = all(isinstance(rule, (ForcedTokens, *KEEP_BANS)) for rule in rules)
         self._can_write = self.can_overwrite and others_keep_bans
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
-from heedful.generation.decoding import RequestRules, check_shape
 from heedful.generation.outputs import Hypothesis, LengthScore
 from heedful.generation.request import SearchRequest, StopFunction, check_largest
+from heedful.generation.search_base import RequestRules, check_shape
 
 _MAX_NGRAM = 3  # tokens that `PromptLookup` compares
 

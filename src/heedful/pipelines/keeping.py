@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Least beams of a further search. The output with all masks is the best one; terms may be in
 # another one.
 _BEAM_SIZE, _WITH_TERMS = 2, 5
-_CHOICES = 8  # of alternatives of terms that are required, each in a search of its own
+_TERM_CHOICES = 8  # of alternatives of terms that are required, each in a search of its own
 # With these a search cannot be repeated for one text.
 _OF_ALL_TEXTS = ("prefixes", "forced", "prefix_function", "draft")
 
@@ -226,7 +226,7 @@ class Source:
             return tokenizer.encode("".join([*parts, target[end:]]))
 
         alternatives = dict.fromkeys(one.term.targets for one in self.terms)
-        choices = islice(product(*alternatives), _CHOICES) if alternatives else ()
+        choices = islice(product(*alternatives), _TERM_CHOICES) if alternatives else ()
         return [[*map(ids_of, chosen)] for chosen in choices]
 
 
@@ -265,7 +265,7 @@ def _search_again(
     choices = {i: sources[i].required_terms(model.tgt_tokenizer) for i in lacking}
     for requires_masks in (False, True):  # where no output with exact counts ends
         tried = [i for i in lacking if not requires_masks or (sources[i].masks and not complete[i])]
-        for number in range(_CHOICES):
+        for number in range(_TERM_CHOICES):
             own = [i for i in tried if number < len(choices[i])]
             phrases = [choices[i][number] for i in own]
             add(own, searches.outputs([masked[i] for i in own], phrases, requires_masks))

@@ -141,8 +141,9 @@ class Generator(SavedModel):
     ) -> list[list[Generation]]:
         """`generate` with details of a list of prompts, by options of `completed`.
 
-        Those with `counts`, of each output, were not asked for: they have no messages, and run
-        eager where a backend given by name does not support them.
+        Args:
+            counts: for a further search, how often each output has some tokens. It logs nothing,
+                and runs eager where a backend given by name does not support it.
         """
         return Window(self, prompts, 0, options, waits=True, counts=counts).generations()
 

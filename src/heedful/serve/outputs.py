@@ -10,11 +10,11 @@ from torch import Tensor
 
 from heedful.backends.base import GenerationRequest
 from heedful.errors import UserError
-from heedful.generation.decoding import RequestRules
 from heedful.generation.hypotheses import first_largest
 from heedful.generation.request import EndReason, SearchRequest, StopFunction, check_not_nan
 from heedful.generation.rules import Temperature, TopH, Truncation
 from heedful.generation.sampling import inverse_cdf
+from heedful.generation.search_base import RequestRules
 from heedful.generation.token_rules import Rule, single_bans
 
 HEADROOM = 16  # steps for which there must be room when an output begins

@@ -206,8 +206,10 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
 async def _split(
     request: Request, served: ServedModel, texts: Sequence[str], body: TranslateBody
 ) -> Texts:
-    """Texts in parts that a translator reads, with room for them; it stays open until the request
-    ends. Each has room before it is split, by the tokenizer: a request that is refused is not."""
+    """Texts in parts that a translator reads, with room for them until the request ends.
+
+    Room is taken before the split, which is slow: a request that is refused is not split.
+    """
     info_of(request.scope).resources.enter_context(served.held())
     languages = None if body.source == "auto" else body.source, body.target
     fits, keeps = fits_model(served.model), served.model.metadata.keep is not None
