@@ -213,6 +213,7 @@ def _settle(
         text, wrong = _with_pieces(segment.text, text)
         reasons += wrong
     reasons += review(segment, text) if review else []
+    reasons = [*dict.fromkeys(reasons)]  # of the model, which compares pieces too
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
     counts.from_memory += is_remembered
