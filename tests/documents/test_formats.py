@@ -392,6 +392,29 @@ def test_tags_in_the_text_are_placed_as_those_of_a_page(name: str) -> None:
     assert not any("<i>" in row or "</" in row for row in read)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<ul>\\n<li>One file</li>\\n<li>Two files</li>\\n</ul>\\n",
+        "<p>\\n  A file. And more.\\n</p>",
+        "A line\\n<b>bold line</b> with\\n<i>\\nanother</i>",
+        "<b>See one</b>:\\n<pre>\\n...\\n</pre>",
+    ],
+)
+def test_tags_on_lines_of_their_own_stay_there(source: str) -> None:
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+
+    def translate(text: str) -> str:
+        return re.sub(r"[A-Za-z]", "x", text)
+
+    text = f'{header}msgid "{source}"\nmsgstr ""\n'
+    [entry] = polib.pofile(as_text(translated("a.po", text, translate)))
+    tags_and_lines = re.compile(r"</?\w+>|\n *|\w+")
+    expected = [re.sub(r"^\w+", "x", one) for one in tags_and_lines.findall(entry.msgid)]
+    found = [re.sub(r"^\w+", "x", one) for one in tags_and_lines.findall(entry.msgstr)]
+    assert found == expected
+
+
 def test_a_memory_with_other_tags_is_not_used() -> None:
     memory = {"Click <g1>here & now</g1>. Then <x2/> go.": "Klick <g1>hier. Dann <x2/> geh."}
     content, counts, _ = translated("a.xlf", XLIFF, str.upper, memory=memory)

@@ -343,6 +343,25 @@ def test_a_blank_is_in_one_of_two_pairs(text: str, parts: list[tuple[str, str]])
     codes.restored(placed.text)
 
 
+@pytest.mark.parametrize(
+    ("text", "parts", "expected"),
+    [
+        (". <x1/>a b", [(". ", ". "), ("a b", "A B")], ". <x1/>A B"),
+        ("a  <x1/>b", [("a  b", "A  B")], "A  <x1/>B"),
+        ("a  <x1/>b", [("a  b", "A B")], "A <x1/>B"),
+    ],
+)
+def test_blanks_before_a_tag_stay_there(
+    text: str, parts: list[tuple[str, str]], expected: str
+) -> None:
+    codes = codes_of(text)
+    aligned = [
+        Part(old, new, None if old == new else alignment_of(old, new, "0-0 1-1"))
+        for old, new in parts
+    ]
+    assert with_tags(codes, without_tags(codes), aligned).text == expected
+
+
 def test_the_mark_of_a_menu_is_put_into_no_tag() -> None:
     """It was put before the first letter, that of the tag: writing the file failed."""
     unit = '<trans-unit id="1"><source>Do <g id="1">&amp;Open</g> it</source></trans-unit>'

@@ -325,22 +325,37 @@ class _Projection:
         tag, text = self._tags[index], self._source.text
         if block.part.is_copied and block.start <= tag.start <= block.end:
             return tag.start + block.shift
+        if not block.start <= tag.start <= block.end:  # on another line than its words
+            own = self._blocks[min(bisect_left(self._ends, tag.start), len(self._blocks) - 1)]
+            if own.part.is_copied:
+                return self._in_copy(tag, own)
         if tag.kind == "open":
             is_inside = text[tag.start : tag.start + 1] == " " and not tag.after
             return place - (is_inside and self._target.endswith(" ", 0, place))
-        return place + self._has_blank(tag, place)
+        return place + self._num_blanks(tag, place)
 
-    def _has_blank(self, tag: Tag, place: int) -> bool:
-        """True if a tag is behind a blank, and a blank is at its place."""
-        is_behind = self._source.text.endswith(" ", 0, tag.start) and not tag.before
-        return is_behind and self._target[place : place + 1] == " "
+    def _in_copy(self, tag: Tag, block: _Block) -> int:
+        """The place of a tag in a part that is its own translation."""
+        place = tag.start + block.shift
+        if block.part.source == block.part.target:
+            return place
+        return max(block.target_start, min(place, block.target_end))
+
+    def _num_blanks(self, tag: Tag, place: int) -> int:
+        """The number of blanks at a place that are before the tag, as in the text."""
+        text, count = self._source.text, 0
+        while not tag.before and text.endswith(" ", 0, tag.start - count):
+            if not self._target.startswith(" ", place + count):
+                break
+            count += 1
+        return count
 
     def _single(self, index: int) -> int:
         """The place of a tag, or of tags, without words."""
         tag = self._tags[index]
         block = self._blocks[min(bisect_left(self._ends, tag.start), len(self._blocks) - 1)]
         if block.part.is_copied:
-            place = max(block.target_start, min(tag.start + block.shift, block.target_end))
+            place = self._in_copy(tag, block)
         elif tag.start >= block.end:
             place = block.target_end
         else:
@@ -376,7 +391,7 @@ class _Projection:
                     )
                     best = min(own_marks, key=lambda own: abs(own - near), default=near)
                 place = self._target_units[best].end
-                return place + self._has_blank(tag, place)
+                return place + self._num_blanks(tag, place)
         if words:
             return block.target_start
         place = block.target_start  # behind the marks that begin both
@@ -384,7 +399,7 @@ class _Projection:
             if self._text_of(own) != self._target_text_of(mark):
                 break
             place = self._target_units[mark].end
-        return place + self._has_blank(tag, place)
+        return place + self._num_blanks(tag, place)
 
     def _written(self, groups: Mapping[int, list[int]]) -> str:
         """The translation with its tags.
