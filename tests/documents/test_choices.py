@@ -58,6 +58,64 @@ def test_the_texts_are_those_of_the_plural_categories(
     assert [*choice.of_language(language)] == keys
 
 
+def unit(source: str) -> str:
+    """A file of XLIFF with one unit."""
+    return (
+        '<xliff version="1.2"><file source-language="en"><body><trans-unit id="1"><source>'
+        f"{source}</source></trans-unit></body></file></xliff>"
+    )
+
+
+ANGULAR = (
+    '{VAR_PLURAL, plural, =0 {no file} =1 {one file} other {<x id="N"/> files}}',
+    '{VAR_PLURAL, plural, =0 {keine Datei} =1 {one Datei} other {<x id="N"/> Dateien}}',
+)
+
+
+def test_texts_with_codes_are_translated_too() -> None:
+    content, counts, _ = translated("a.xlf", unit(ANGULAR[0]), german)
+    assert ANGULAR[1] in content.decode()
+    assert counts.to_review == 0
+
+
+def test_plural_forms_that_a_choice_with_codes_lacks_are_named() -> None:
+    content, counts, _ = translated("a.xlf", unit(ANGULAR[0]), german, ("en", "pl"))
+    assert ANGULAR[1] in content.decode()
+    assert (
+        "needs review: plural forms that the choice of texts lacks: few, many" in content.decode()
+    )
+    assert counts.to_review == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'see <x id="a"/> {n, select, a {the <x id="b"/> file} other {files}}',
+        'see {n, select, a {the {m, select, other {<x id="b"/>}} file} other {files}}',
+        "see {n, select, a {the <g id='1'>file} other {files</g>}}",
+    ],
+)
+def test_codes_of_other_choices_stay_in_them(source: str) -> None:
+    def translate(text: str) -> str:
+        return text.replace("see", "siehe").replace("file", "Datei")
+
+    content, counts, document = translated("a.xlf", unit(source), translate)
+    assert f">{source}</target>" in content.decode()
+    assert counts.to_review == 1
+    [reason] = document.segments[0].reasons
+    assert reason.startswith("a choice of texts that is not translated: {n, select, a {the ")
+
+
+def test_codes_beside_a_choice_are_placed_around_it() -> None:
+    def translate(text: str) -> str:
+        return text.replace("see", "siehe")
+
+    choice = "{n, select, a {file} other {files}}"
+    content, counts, _ = translated("a.xlf", unit(f'see <x id="a"/> {choice}'), translate)
+    assert f'siehe <x id="a"/> {choice}</target>' in content.decode()
+    assert counts.to_review == 0
+
+
 def test_a_selection_keeps_its_keys() -> None:
     choice = choice_of("{who, select, male {He} female {She} other {They}} came.")
     assert choice is not None

@@ -4,6 +4,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from document_samples import (
     VTT,
     XLIFF,
     XLIFF2,
+    Stub,
     as_text,
     make_docx,
     make_zip,
@@ -34,9 +36,17 @@ from document_samples import (
 from heedful import extras
 from heedful.data.row_files import open_rows
 from heedful.data.rows import collect
-from heedful.documents import Policy, Segment, language_review, read_document
+from heedful.documents import (
+    Policy,
+    Segment,
+    language_review,
+    read_document,
+    translate_document,
+)
 from heedful.documents.segments import Result
 from heedful.errors import UserError
+from heedful.fidelity import differences
+from heedful.pipelines.generations import Generation
 
 IN_PLACE = [name for name in TEXTS if Path(name).suffix in (".srt", ".vtt", ".html", ".md", ".txt")]
 
@@ -382,6 +392,29 @@ def test_tags_in_the_text_are_placed_as_those_of_a_page(name: str) -> None:
     assert not any("<i>" in row or "</" in row for row in read)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<ul>\\n<li>One file</li>\\n<li>Two files</li>\\n</ul>\\n",
+        "<p>\\n  A file. And more.\\n</p>",
+        "A line\\n<b>bold line</b> with\\n<i>\\nanother</i>",
+        "<b>See one</b>:\\n<pre>\\n...\\n</pre>",
+    ],
+)
+def test_tags_on_lines_of_their_own_stay_there(source: str) -> None:
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+
+    def translate(text: str) -> str:
+        return re.sub(r"[A-Za-z]", "x", text)
+
+    text = f'{header}msgid "{source}"\nmsgstr ""\n'
+    [entry] = polib.pofile(as_text(translated("a.po", text, translate)))
+    tags_and_lines = re.compile(r"</?\w+>|\n *|\w+")
+    expected = [re.sub(r"^\w+", "x", one) for one in tags_and_lines.findall(entry.msgid)]
+    found = [re.sub(r"^\w+", "x", one) for one in tags_and_lines.findall(entry.msgstr)]
+    assert found == expected
+
+
 def test_a_memory_with_other_tags_is_not_used() -> None:
     memory = {"Click <g1>here & now</g1>. Then <x2/> go.": "Klick <g1>hier. Dann <x2/> geh."}
     content, counts, _ = translated("a.xlf", XLIFF, str.upper, memory=memory)
@@ -690,6 +723,34 @@ def test_sentences_are_translated_one_by_one_and_joined() -> None:
     assert chinese == "好4。好4。\n"
     english = as_text(translated("a.txt", "一个。两个。\n", lambda t: "Good.", ("zh", "en")))
     assert english == "Good. Good.\n"
+
+
+def test_columns_are_translated_one_by_one() -> None:
+    seen: list[str] = []
+
+    def shout(text: str) -> str:
+        seen.append(text)
+        return " ".join(text.upper().split())  # as a model writes blanks
+
+    source = "  all, every      do not  hide\n\tname\t\tits value   \n"
+    assert as_text(translated("a.txt", source, shout)) == (
+        "  ALL, EVERY      DO NOT HIDE\n\tNAME\t\tITS VALUE   \n"
+    )
+    assert seen == ["all, every", "do not  hide", "name", "its value"]
+
+
+def test_a_reason_of_the_model_is_not_repeated() -> None:
+    class Reviewed(Stub):
+        """A translator that compares the pieces itself."""
+
+        def translate(self, texts: list[str], **options: Any) -> list[list[Generation]]:
+            found = super().translate(texts, **options)
+            reasons = tuple(differences("at 5", "at"))
+            return [[replace(one, reasons=reasons) for one in own] for own in found]
+
+    document = read_document(b"at 5", "a.txt")
+    translate_document(Reviewed(lambda text: "at"), document)
+    assert document.segments[0].reasons == ("missing: 5",)
 
 
 def test_long_sentences_are_cut_at_clauses() -> None:

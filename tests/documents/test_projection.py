@@ -16,7 +16,8 @@ from backend_models import model_of
 from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx, translated
 from heedful.data.inline import TAG, Piece, TaggedText, split_at_tags, tagged
 from heedful.documents import Segment, read_document, translate_document
-from heedful.documents.projection import Part, Placed, with_tags
+from heedful.documents.parts import Part, Placed
+from heedful.documents.projection import with_tags
 from heedful.documents.removed_tags import without_tags
 from heedful.documents.translating import fits_model
 from heedful.documents.word_links import TokenAlignment, link_words
@@ -158,6 +159,58 @@ def test_single_tags_may_be_words(text: str, bare: str, with_words: str) -> None
     assert without_tags(codes, keeps_words=True).text == with_words
 
 
+@pytest.mark.parametrize(
+    ("text", "target", "expected"),
+    [
+        (
+            "Press <g1>Ctrl</g1>+<g2>Shift</g2>+<g3>Del</g3>",
+            "Drücke Strg+Umschalt+Entf",
+            "Drücke <g1>Strg</g1>+<g2>Umschalt</g2>+<g3>Entf</g3>",
+        ),
+        ("Press <g1>Ctrl</g1>+C", "Drücke Strg+C", "Drücke <g1>Strg</g1>+C"),
+        ("the <g1>time</g1>-bound", "die zeit-gebundene", "die <g1>zeit</g1>-gebundene"),
+        # In one word there are no parts.
+        ("the <g1>time</g1>-bound", "das zeitgebundene", "das <g1>zeitgebundene</g1>"),
+    ],
+)
+def test_parts_of_a_word_with_the_same_marks(text: str, target: str, expected: str) -> None:
+    assert placed(text, target, "0-0 1-1").text == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "links", "expected"),
+    [
+        ("<g1>a:</g1> b", "A : B", "0-0 1-2", "<g1>A :</g1> B"),
+        (
+            "say <g1>“a!”</g1>",
+            "dit «\u00a0A\u00a0!\u00a0»",
+            "1-2",
+            "dit <g1>«\u00a0A\u00a0!\u00a0»</g1>",
+        ),
+        ("<g1>a ?</g1> b", "A ? B", "0-0 2-2", "<g1>A ?</g1> B"),
+        ("<g1>🚨 a</g1> b", "🚨 A B", "1-1 2-2", "<g1>🚨 A</g1> B"),
+        ("<g1>a.</g1> b", "A … B", "0-0 1-2", "<g1>A</g1> … B"),
+        ("<g1>a</g1>: b", "A : B", "0-0 1-2", "<g1>A</g1> : B"),
+    ],
+)
+def test_marks_behind_a_blank(text: str, target: str, links: str, expected: str) -> None:
+    assert placed(text, target, links).text == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "links", "expected"),
+    [
+        (", <x1/>, and <x2/> c", ",, und C", "2-2", ", <x1/>, und <x2/> C"),
+        ("(<x1/>) a", "() A", "1-1", "(<x1/>) A"),
+        ("(<x1/>) a", "A", "1-0", "<x1/>A"),
+    ],
+)
+def test_single_tags_behind_marks_that_begin_a_text(
+    text: str, target: str, links: str, expected: str
+) -> None:
+    assert placed(text, target, links).text == expected
+
+
 def test_texts_without_blanks_between_words() -> None:
     """Words are the tokens of the model there."""
     unit = r"[\u4e00-\u9fff]{1,2}|\w+|[^\w\s]"
@@ -288,6 +341,25 @@ def test_a_blank_is_in_one_of_two_pairs(text: str, parts: list[tuple[str, str]])
     codes = codes_of(text)
     placed = with_tags(codes, without_tags(codes), [Part(*part) for part in parts])
     codes.restored(placed.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "expected"),
+    [
+        (". <x1/>a b", [(". ", ". "), ("a b", "A B")], ". <x1/>A B"),
+        ("a  <x1/>b", [("a  b", "A  B")], "A  <x1/>B"),
+        ("a  <x1/>b", [("a  b", "A B")], "A <x1/>B"),
+    ],
+)
+def test_blanks_before_a_tag_stay_there(
+    text: str, parts: list[tuple[str, str]], expected: str
+) -> None:
+    codes = codes_of(text)
+    aligned = [
+        Part(old, new, None if old == new else alignment_of(old, new, "0-0 1-1"))
+        for old, new in parts
+    ]
+    assert with_tags(codes, without_tags(codes), aligned).text == expected
 
 
 def test_the_mark_of_a_menu_is_put_into_no_tag() -> None:

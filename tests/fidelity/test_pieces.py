@@ -20,6 +20,8 @@ WHOLE = [
     *("00:1A:2B:3C:4D:5E", "123e4567-e89b-12d3-a456-426614174000", "#FF8800"),
     *("/usr/share/doc", "~/notes", "./run.sh", "../a/b.c", "C:\\Users\\me", "\\\\host\\share"),
     *("src/main.py", "archive.tar.gz", "www.example.org/a", "example.com", "README.PDF"),
+    *("%m", "%Y", "%-d", "%Ey", "<%s>", "<%1$s>", "0x%02x", "0x%x", "-v", "-N"),
+    *("ER_NO_FILE", "PATH_MAX", "ar_member_touch", "pattern_id", "pt_BR"),
     *("<%= x %>", "<?php echo 1 ?>", "{% if a %}", "{# a note #}"),
     *("{n, plural, one {# file} other {# of {all}}}", "{g,select, a {He} other {They}}"),
 ]
@@ -51,8 +53,9 @@ def test_a_piece_is_found_whole_in_any_surroundings(piece: str, around: str) -> 
             "$ and #",
         ),
         *("e.g. this", "a {b c} d", "C# and F#", "x_1", "…", "", "a@b", "$50", "$5.99"),
-        *("and/or", "he / she", "in / out", "A/B", "5-3", "so -x", "Ein-/Ausgabe", "vs. the.next"),
+        *("and/or", "he / she", "in / out", "A/B", "5-3", "so-x", "Ein-/Ausgabe", "vs. the.next"),
         *("he went--so", "he -- so", "a --Not b", "---x", "so--"),
+        *("file(-s)", "E_xit", "v_iew", "Kund_innen", "50 % d", "-ing", "a -- b"),
     ],
 )
 def test_text_is_no_placeholder(text: str) -> None:

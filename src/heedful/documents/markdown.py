@@ -4,11 +4,12 @@ Code, front matter, HTML blocks and definitions of links are kept.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from heedful import extras
 from heedful.data.inline import Piece
+from heedful.documents.emphasis import with_emphasis
 from heedful.documents.spans import Span, SpanDocument
 
 _END = r"(?:\r\n?|\n)"
@@ -27,17 +28,23 @@ _CODE = re.compile(
     # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
     r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
     r"(?=(?:st|nd|rd|th|s)\b|[^a-zA-Z0-9_${]|\Z))"
-    r"|(?P<short>\[(?P<label>[^\[\]]+)\](?:\[\])?(?![(\[]))"
-    r"|(?P<open>\[(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][(\[]))"
+    r"|(?P<short>\[(?P<label>[^\[\]]+)(?<!\\)\](?:\[\])?(?![(\[]))"
+    # Brackets in code, and those with a backslash, do not end a link.
+    r"|(?P<open>\[(?=(?:(?<!`)(?:`[^`]+`|``(?!`).+?(?<!`)``)(?!`)|\\[\[\]\\]|[^\[\]]"
+    r"|\[[^\[\]]*\])*+\][(\[]))"
     r"|(?P<close>\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
-    r"|(?P<marks>\*\*|__|~~|\*|(?<!\w)_|_(?!\w))"
+    r"|(?P<marks>\*\*\*|___|\*\*|__|~~|\*|(?<!\w)_|_(?!\w))"
     r"|(?P<escape>\\[!-/:-@\[-`{-~])"
     r"|(?P<break>(?:\\| {2,})\r?\n[ \t>]*)",
     re.DOTALL,
 )
-_MARK_END = re.compile(r"(?<=[^\s*_~])(?:\*\*|__|~~|\*|_)")
+_MARK_END = re.compile(r"(?<![\s*])\*{1,3}|(?<![\s_])_{1,3}|(?<![\s~])~~")
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
-_BLOCK_START = re.compile(r"(?=[-+*#>=~`|:]|\d{1,9}[.)])")
+# What would begin a block other than a paragraph.
+_BLOCK_START = re.compile(
+    r"(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|=+\s*\Z|(?:[-*_]\s*){3,}\Z|:|~~~|```|\|)"
+    r"|(?=\d{1,9}[.)](?:\s|\Z))"
+)
 _TABLE_CELL = ("th_open", "td_open")
 # Lines of extensions: of admonitions and directives, of formulas, and of templates. They are kept.
 # An admonition has a type, a title in quotes, or both; a tag of a template may end on another line.
@@ -147,13 +154,16 @@ class MarkdownDocument(SpanDocument):
             return f"{rendered[:at]}\\{rendered[at:]}"
         return rendered
 
-    def _joined(self, parts: Sequence[str]) -> str:
-        """The parts together; code behind code has a blank between, or both would be one."""
-        joined: list[str] = []
-        for part in parts:
-            is_code = part.startswith("`") and joined and joined[-1].endswith("`")
-            joined += [" ", part] if is_code else [part]
-        return "".join(joined)
+    def _joined(self, pieces: Sequence[Piece], span: Span) -> str:
+        """The pieces together; code beside code has a blank between, or both would be one."""
+        before = self.text[max(0, span.start - 1) : span.start]
+        behind = self.text[span.end : span.end + 1]
+        joined = [before]
+        for part in [*with_emphasis(pieces, before, behind), behind]:
+            is_code = part.startswith("`") and joined[-1].endswith("`")
+            joined += [" ", part] if is_code else [part] if part else []
+        whole = "".join(joined)
+        return whole[len(before) : len(whole) - len(behind)]
 
     def _written(self, text: str) -> str:
         return re.sub(r"([\\`*_\[\]<])", _escaped, text.replace("\n", " "))
@@ -207,14 +217,15 @@ def _pieces(raw: str, labels: Collection[str]) -> tuple[list[Piece], list[int]]:
         if kind == "escape":
             add("text", found[1], size)
         elif kind == "marks":
-            if found in opened:
-                opened.remove(found)
-                add("close", found, size, found)
-            elif raw[match.end() : match.end() + 1].strip() and place < ends.get(found, 0):
-                opened.append(found)
-                add("open", found, size, found)
-            else:
-                add("text", found, size)
+            for mark in _single_marks(found, place, opened, ends):
+                if mark in opened:
+                    opened.remove(mark)
+                    add("close", mark, len(mark), mark)
+                elif raw[place : place + 1].strip() and place < ends.get(mark, 0):
+                    opened.append(mark)
+                    add("open", mark, len(mark), mark)
+                else:
+                    add("text", mark, len(mark))
         elif kind == "short":  # its definition is still that of the source
             label = match["label"]
             inner = zip(*_pieces(label, ()), strict=True)
@@ -238,8 +249,30 @@ def _pieces(raw: str, labels: Collection[str]) -> tuple[list[Piece], list[int]]:
 
 
 def _last_ends(raw: str) -> dict[str, int]:
-    """Where each mark of emphasis is last behind a word."""
-    return {match[0]: match.start() for match in _MARK_END.finditer(raw)}
+    """Where each mark of emphasis is last behind a word, or behind another mark."""
+    ends: dict[str, int] = {}
+    for match in _MARK_END.finditer(raw):
+        run = match[0]
+        for mark in (run, run[:1], run[:2]) if len(run) == 3 else (run,):
+            ends[mark] = match.start()
+    return ends
+
+
+def _single_marks(
+    run: str, place: int, opened: Sequence[str], ends: Mapping[str, int]
+) -> Sequence[str]:
+    """Three marks together as one or as two, in the order in which these are nested.
+
+    Args:
+        place: behind them.
+        opened: the marks that are not closed yet.
+    """
+    if len(run) < 3 or run in opened:
+        return [run]
+    both = [run[:1], run[:2]]
+    if closing := [mark for mark in reversed(opened) if mark in both]:
+        return closing if len(closing) == 2 else sorted(both, key=lambda mark: mark != closing[0])
+    return [run] if place < ends.get(run, 0) else sorted(both, key=lambda mark: -ends.get(mark, 0))
 
 
 def _unwrapped(text: str) -> str:

@@ -12,50 +12,11 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from heedful.data.inline import TaggedText
+from heedful.documents.parts import Part, Placed
 from heedful.documents.removed_tags import Pair, Tag, Untagged
-from heedful.documents.word_links import Links, TokenAlignment, Unit, link_words
-from heedful.fidelity import Reason
-from heedful.fidelity.reasons import tags_reason
+from heedful.documents.word_links import Links, Unit, link_words
 
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a text without tags, and its translation; blanks between sentences are parts too.
-
-    Attributes:
-        alignment: of the tokens of both, without blanks around them; None: unknown.
-    """
-
-    source: str
-    target: str
-    alignment: TokenAlignment | None = None
-
-    @property
-    def is_copied(self) -> bool:
-        """The part is its own translation, but for blanks around it."""
-        return self.source.strip() == self.target.strip()
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A translation with tags.
-
-    Attributes:
-        unsure: texts between tags that no word of the translation attends to most.
-        has_removed: the model wrote names of tags, which are left out.
-        num_blank: rows whose translation is blank; they are as in the text.
-    """
-
-    text: str
-    unsure: tuple[str, ...] = ()
-    has_removed: bool = False
-    num_blank: int = 0
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Reasons for a review."""
-        removed = (Reason("unknown_removed"),) if self.has_removed else ()
-        return (*removed, *map(tags_reason, self.unsure))
+_APART = tuple("?!:;%«»‹›")  # that French writes with a blank
 
 
 def with_tags(codes: TaggedText, source: Untagged, parts: Sequence[Part]) -> Placed:
@@ -204,9 +165,9 @@ class _Projection:
             self._unsure.append(" ".join(self._source.text[start:end].split()))
         if found is None:
             return False
-        before, after = wanted[0] - enclosed[0], enclosed[-1] - wanted[-1]
-        first = self._with_marks(found.first, -before, blocks[0], is_free)
-        last = self._with_marks(found.last, after, blocks[-1], is_free)
+        before, after = range(enclosed[0], wanted[0]), range(wanted[-1] + 1, enclosed[-1] + 1)
+        first = self._with_marks(found.first, before[::-1], -1, blocks[0], is_free)
+        last = self._with_marks(found.last, after, 1, blocks[-1], is_free)
         for index in range(first, last + 1):
             if self._owner[index] is parent:
                 self._owner[index] = pair
@@ -331,16 +292,29 @@ class _Projection:
         return self._target[unit.start : unit.end]
 
     def _with_marks(
-        self, index: int, count: int, block: _Block, is_free: Callable[[int], bool]
+        self,
+        index: int,
+        marks: Sequence[int],
+        step: int,
+        block: _Block,
+        is_free: Callable[[int], bool],
     ) -> int:
-        """The last of at most `count` marks directly behind a unit; negative: before it."""
-        step = 1 if count > 0 else -1
-        for _ in range(abs(count)):
+        """The last of the marks directly behind a unit; with a step of -1 before it. A blank may be
+        between where one is in the text, or where French has one.
+
+        Args:
+            marks: of the text, one after the other from a word; no more are taken.
+        """
+        for own in marks:
             near = index + step
             if not block.target_units[0] <= near < block.target_units[1]:
                 break
+            if self._target_units[near].is_word or not is_free(near):
+                break
+            one, two = sorted((self._units[own - step], self._units[own]))
+            may_be_apart = one.end < two.start or self._target_text_of(near) in _APART
             one, two = sorted((self._target_units[index], self._target_units[near]))
-            if self._target_units[near].is_word or one.end < two.start or not is_free(near):
+            if one.end < two.start and not may_be_apart:
                 break
             index = near
         return index
@@ -351,22 +325,37 @@ class _Projection:
         tag, text = self._tags[index], self._source.text
         if block.part.is_copied and block.start <= tag.start <= block.end:
             return tag.start + block.shift
+        if not block.start <= tag.start <= block.end:  # on another line than its words
+            own = self._blocks[min(bisect_left(self._ends, tag.start), len(self._blocks) - 1)]
+            if own.part.is_copied:
+                return self._in_copy(tag, own)
         if tag.kind == "open":
             is_inside = text[tag.start : tag.start + 1] == " " and not tag.after
             return place - (is_inside and self._target.endswith(" ", 0, place))
-        return place + self._has_blank(tag, place)
+        return place + self._num_blanks(tag, place)
 
-    def _has_blank(self, tag: Tag, place: int) -> bool:
-        """True if a tag is behind a blank, and a blank is at its place."""
-        is_behind = self._source.text.endswith(" ", 0, tag.start) and not tag.before
-        return is_behind and self._target[place : place + 1] == " "
+    def _in_copy(self, tag: Tag, block: _Block) -> int:
+        """The place of a tag in a part that is its own translation."""
+        place = tag.start + block.shift
+        if block.part.source == block.part.target:
+            return place
+        return max(block.target_start, min(place, block.target_end))
+
+    def _num_blanks(self, tag: Tag, place: int) -> int:
+        """The number of blanks at a place that are before the tag, as in the text."""
+        text, count = self._source.text, 0
+        while not tag.before and text.endswith(" ", 0, tag.start - count):
+            if not self._target.startswith(" ", place + count):
+                break
+            count += 1
+        return count
 
     def _single(self, index: int) -> int:
         """The place of a tag, or of tags, without words."""
         tag = self._tags[index]
         block = self._blocks[min(bisect_left(self._ends, tag.start), len(self._blocks) - 1)]
         if block.part.is_copied:
-            place = max(block.target_start, min(tag.start + block.shift, block.target_end))
+            place = self._in_copy(tag, block)
         elif tag.start >= block.end:
             place = block.target_end
         else:
@@ -392,7 +381,8 @@ class _Projection:
                 best = max(linked, key=lambda own: float(column[own - target_first]))
                 while best + 1 in linked:
                     best += 1
-                near = self._with_marks(best, before[-1] - index, block, lambda own: True)
+                marks = range(index + 1, before[-1] + 1)
+                near = self._with_marks(best, marks, 1, block, lambda own: True)
                 apart = near - best < before[-1] - index and self._units[before[-1]].end
                 best = near
                 if apart == tag.start:  # behind a mark that stands alone, as in `<x1/>+<x2/>`
@@ -401,8 +391,15 @@ class _Projection:
                     )
                     best = min(own_marks, key=lambda own: abs(own - near), default=near)
                 place = self._target_units[best].end
-                return place + self._has_blank(tag, place)
-        return block.target_start
+                return place + self._num_blanks(tag, place)
+        if words:
+            return block.target_start
+        place = block.target_start  # behind the marks that begin both
+        for own, mark in zip(before, range(*block.target_units), strict=False):
+            if self._text_of(own) != self._target_text_of(mark):
+                break
+            place = self._target_units[mark].end
+        return place + self._num_blanks(tag, place)
 
     def _written(self, groups: Mapping[int, list[int]]) -> str:
         """The translation with its tags.

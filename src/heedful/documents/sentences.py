@@ -1,4 +1,4 @@
-"""The parts of a text that are translated one by one: lines, their sentences, long ones in clauses.
+"""The parts of a text that are translated one by one: lines or columns, sentences, long clauses.
 
 Models are trained on sentences, and read a limited number of tokens.
 """
@@ -13,7 +13,8 @@ from heedful.data.inline import TAG
 from heedful.data.language_tags import language_of
 from heedful.fidelity.pieces import find_pieces
 
-_LINE = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]")
+# Between lines, and between columns, whose blanks a model would write as one.
+_LINE = re.compile(r"\r\n|[\n\r\v\f\x85\u2028\u2029]|\t+| {3,}")
 _CORE = re.compile(r"\S(?:.*\S)?", re.DOTALL)
 # Where a sentence is cut, the best first: behind the punctuation of clauses, or at blanks.
 _CUTS = (

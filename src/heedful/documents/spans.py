@@ -73,16 +73,15 @@ class SpanDocument(Document):
         """What a translation is in the file."""
         codes = span.segment.codes
         assert codes is not None
-        return self._joined(
-            [
-                self._written(piece.raw) if piece.kind == "text" else piece.raw
-                for piece in codes.restored(text)
-            ]
-        )
+        pieces = [
+            piece._replace(raw=self._written(piece.raw)) if piece.kind == "text" else piece
+            for piece in codes.restored(text)
+        ]
+        return self._joined(pieces, span)
 
-    def _joined(self, parts: Sequence[str]) -> str:
-        """The texts and codes of a segment together."""
-        return "".join(parts)
+    def _joined(self, pieces: Sequence[Piece], span: Span) -> str:
+        """The texts, as they are in the file, and codes of a segment together."""
+        return "".join(piece.raw for piece in pieces)
 
     def _language_edits(self) -> list[tuple[int, int, str]]:
         """Changes of what names the language of the text, beside translations."""

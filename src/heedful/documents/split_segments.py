@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from heedful.data.inline import TAG, TaggedText
-from heedful.documents.projection import Part, Placed, with_tags
+from heedful.documents.parts import Part, Placed
+from heedful.documents.projection import with_tags
 from heedful.documents.removed_tags import without_tags
 from heedful.documents.segments import Segment
 from heedful.documents.sentences import Fits, SplitText

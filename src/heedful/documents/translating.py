@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from heedful.data.inline import TAG
-from heedful.documents.choices import Choice, choice_of
-from heedful.documents.projection import Placed
+from heedful.documents.choices import Choice, choice_of, choice_with_codes
+from heedful.documents.counts import Counts
+from heedful.documents.parts import Placed
 from heedful.documents.segments import Document, Origin, Result, Segment, with_text_tags
 from heedful.documents.sentences import Fits
 from heedful.documents.split_segments import SplitSegment
@@ -98,50 +99,6 @@ class Policy:
         if not segment.target or self.overwrite:
             return True
         return not segment.is_finished and not self.only_empty
-
-
-@dataclass
-class Counts:
-    """What became of the segments of a document.
-
-    Attributes:
-        translated: by the model.
-        from_memory: exact matches of the memory.
-        replaced: of both, those in place of a translation that the file had.
-        kept: with a translation that the file has.
-        without_words: not translated, as they have no letter or digit.
-        to_review: with a reason for a review.
-        blank: whose translation came out blank; they are left as they are.
-        skipped: parts that are not translated, by kind.
-    """
-
-    segments: int = 0
-    translated: int = 0
-    from_memory: int = 0
-    replaced: int = 0
-    kept: int = 0
-    without_words: int = 0
-    to_review: int = 0
-    blank: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-
-    def summary(self) -> str:
-        """The counts above 0 as one line."""
-        named = [
-            (self.translated, "translated"),
-            (self.from_memory, "from the memory"),
-            (self.replaced, "in place of other translations"),
-            (self.kept, "kept"),
-            (self.without_words, "without words"),
-            (self.to_review, "to review"),
-            (self.blank, "without a translation"),
-        ]
-        parts = [f"{self.segments:,} segments"]
-        parts += [f"{count:,} {what}" for count, what in named if count]
-        if self.skipped:
-            listed = ", ".join(f"{what} {count:,}" for what, count in self.skipped.items())
-            parts.append(f"not translated: {listed}")
-        return "; ".join(parts)
 
 
 def translate_document(
@@ -256,6 +213,7 @@ def _settle(
         text, wrong = _with_pieces(segment.text, text)
         reasons += wrong
     reasons += review(segment, text) if review else []
+    reasons = [*dict.fromkeys(reasons)]  # of the model, which compares pieces too
     counts.replaced += bool(segment.target)
     counts.to_review += bool(reasons)
     counts.from_memory += is_remembered
@@ -273,14 +231,31 @@ def _with_pieces(source: str, text: str) -> tuple[str, list[str]]:
     return text, [*lost, *differences(TAG.sub(" ", source), TAG.sub(" ", text))]
 
 
-def _choice_of(segment: Segment) -> Choice | None:
-    """The choice of texts of a segment; None without one, and of one with tags."""
-    return None if segment.codes and segment.codes.codes else choice_of(segment.text)
+def _parts_of(
+    segment: Segment, choice: Choice | None, branches: Mapping[str, str]
+) -> list[Segment]:
+    """What is translated of a segment: itself, or the branches of its choice; nothing of one with
+    codes in another choice, as they cannot be put back into it."""
+    if choice is not None:
+        return [
+            Segment(text, segment.line, codes=choice.codes_of(text)) for text in branches.values()
+        ]
+    return [] if choice_with_codes(segment.text, segment.codes) else [segment]
 
 
-def _chosen(choice: Choice, branches: Mapping[str, str], outputs: Sequence[_Output]) -> _Output:
-    """The choice between the translations of its texts."""
-    reasons, texts = [], {}
+def _kept(segment: Segment) -> _Output:
+    """A segment as it is, with a choice that is not translated."""
+    piece = choice_with_codes(segment.text, segment.codes)
+    return _Output(segment.text, reasons=(Reason("choice", {"piece": piece}),))
+
+
+def _chosen(
+    choice: Choice, branches: Mapping[str, str], outputs: Sequence[_Output], language: str | None
+) -> _Output:
+    """The choice between the translations of its texts, in a language."""
+    forms = [name for name in choice.lacks(language) if name not in branches]
+    reasons: list[str] = [Reason("forms", {"forms": ", ".join(forms)})] if forms else []
+    texts = {}
     for (key, source), output in zip(branches.items(), outputs, strict=True):
         texts[key], wrong = _with_pieces(source, output.text)
         reasons += [*output.reasons, *wrong]
@@ -351,17 +326,18 @@ class _Work:
 
     def translated(self, segments: Sequence[Segment]) -> list[_Output]:
         """The translation of each segment, with its tags."""
-        choices = [_choice_of(own) for own in segments]
-        branches = [{} if one is None else one.of_language(self._languages[1]) for one in choices]
+        language = self._languages[1]
+        choices = [choice_of(own.text, own.codes) for own in segments]
+        branches = [{} if one is None else one.of_language(language) for one in choices]
         parts = [
-            [own] if choice is None else [Segment(text, own.line) for text in texts.values()]
+            _parts_of(own, choice, texts)
             for own, choice, texts in zip(segments, choices, branches, strict=True)
         ]
         outputs = iter(self._of_segments([part for own in parts for part in own]))
         found = [[next(outputs) for _ in own] for own in parts]
         return [
-            own[0] if choice is None else _chosen(choice, texts, own)
-            for choice, texts, own in zip(choices, branches, found, strict=True)
+            _chosen(choice, texts, own, language) if choice else own[0] if own else _kept(segment)
+            for segment, choice, texts, own in zip(segments, choices, branches, found, strict=True)
         ]
 
     def _of_segments(self, segments: Sequence[Segment]) -> list[_Output]:

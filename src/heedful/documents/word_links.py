@@ -25,6 +25,8 @@ _INNER = rf"(?:[^\s{_UNSPACED}/|<>()\[\]{{}}\"“”„«»…,;:!?]|(?<=\d)[,:]
 _UNITS = re.compile(
     rf"(?P<word>{_SPACED}(?:{_INNER}*{_SPACED})?)|(?P<run>[{_UNSPACED}]+)|(?P<mark>[^\w\s])"
 )
+_NAMES = re.compile(r"[^\W_]+")
+_PARTS = re.compile(rf"{_NAMES.pattern}|[\W_]")  # of a word
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,14 @@ def _with_cuts(
 def _same_cuts(word: str, other: str, places: list[int]) -> list[int]:
     """The places in another word that cut it as some places cut a word; empty: there are none.
 
-    The other word is the same, or has the same end behind the only place, or the same beginning.
+    The other word is the same, or has the same marks between its parts (`Ctrl+Del`), or the same
+    end behind the only place, or the same beginning.
     """
     if word == other or not places:
         return places
+    ends = [[part.end() for part in _PARTS.finditer(text)] for text in (word, other)]
+    if _NAMES.sub("a", word) == _NAMES.sub("a", other) and {*ends[0]}.issuperset(places):
+        return [ends[1][ends[0].index(place)] for place in places]
     if len(places) == 1 and (place := places[0]) < len(other):
         if other.startswith(word[:place]):
             return places

@@ -49,7 +49,7 @@ for _ in range(6):  # pairs of braces within each other
 PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "comment": ("tag", r"<!--.{0,2000}?-->"),
     "tag": ("tag", r"</?[A-Za-z][\w:.-]*(?:\s[^<>]*)?/?>"),
-    "field": ("placeholder", r"<\?>"),
+    "field": ("placeholder", r"<\?>|<%(?:\d+\$)?[a-z]>"),
     "template": (
         "placeholder",
         r"<%.{0,1000}?%>|<\?\w.{0,1000}?\?>|\{%[^{}]*%\}|\{#[^{}]*#\}",
@@ -73,8 +73,9 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "percent sign": ("placeholder", r"%%"),  # of a text for printf
     "printf": (
         "placeholder",
-        r"%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lqjzt])?"
-        rf"[diouxXeEfFgGcspn@](?![A-Za-z]){_PERCENT}|%L?\d{{1,2}}(?!\d)",
+        r"(?:(?<![A-Za-z0-9_])0[xX])?%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
+        rf"(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGcspn@](?![A-Za-z]){_PERCENT}|%L?\d{{1,2}}(?!\d)"
+        r"|(?<!\d)%[EO^_-]?[A-Za-z](?![A-Za-z])",  # of strftime, and the error of a system
     ),
     "choice of texts": (  # whose texts may have placeholders
         "placeholder",
@@ -93,13 +94,18 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
         rf"(?<!\w)\*\.\w+|\b(?:[\w.-]{{1,100}}/){{0,20}}[\w-]{{1,100}}(?:\.[\w-]{{1,20}}){{0,3}}"
         rf"\.(?i:{_FILE_TYPES})(?![A-Za-z0-9_])",
     ),
-    "option": ("placeholder", r"(?<![\w-])--[a-z][a-z\d]*(?:-[a-z\d]+)*(?![\w-])"),
+    "option": (
+        "placeholder",
+        r"(?<![\w-])--[a-z][a-z\d]*(?:-[a-z\d]+)*(?![\w-])"
+        r"|(?<![^\s(\[\"'`|,=“„‘])(?<!\w\()-[A-Za-z](?![\w-])",
+    ),
     "code": (
         "placeholder",
         rf"{_NOT_IN_A_WORD}(?:"
         r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"  # UUID
         r"|[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}"  # of a network device
         rf"|v\d+(?:\.\d+)*{_PRE_RELEASE}*|\d+(?:\.\d+)+{_PRE_RELEASE}+"
+        r"|[A-Z][A-Z\d]*(?:_[A-Z\d]+)+|[a-z][a-z\d]+(?:_[a-z\d]{2,})+|[a-z]{2,3}_[A-Z]{2}"  # names
         r"|[A-Z]{1,12}[-_]?\d[A-Z\d]*(?:[-_.](?=[A-Z]*\d)[A-Z\d]+)*"
         r")(?![A-Za-zÀ-ɏ0-9_])|#[0-9A-Fa-f]{6}(?![A-Za-z0-9_])",
     ),
@@ -121,7 +127,7 @@ _WITH_SEPARATORS = re.compile(
 _BLANK = re.compile(r"[ \u00a0\u202f](?=%%$)")
 # Each pattern matches one of these signs (a point or colon before a space is none): most texts have
 # none, and are not searched for patterns.
-_SIGNS = re.compile(r"[\d<$%{&#@*\[.:/](?:(?<![.:/])|(?=\S))|--[a-z]|[\\¼-¾⅐-⅞]")
+_SIGNS = re.compile(r"[\d<$%{&#@*\[.:/](?:(?<![.:/])|(?=\S))|--?[A-Za-z]|\w_\w|[\\¼-¾⅐-⅞]")
 
 
 @dataclass(frozen=True)

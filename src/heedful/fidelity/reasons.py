@@ -12,6 +12,7 @@ TEXTS: Mapping[str, str] = {
     "numbers_joined": "numbers were joined and are separated",
     "pieces_joined": "pieces were joined with words and are separated",
     "choice": "a choice of texts that is not translated: {piece}",
+    "forms": "plural forms that the choice of texts lacks: {forms}",
     "term": "the term {term} is not always translated by {translations}",
     "blank": "it has no translation",
     "parts_blank": "parts without a translation: {count}",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from heedful.data.invisible import is_blank
 from heedful.documents.html import HtmlDocument
-from heedful.documents.projection import Placed
+from heedful.documents.parts import Placed
 from heedful.documents.segments import Result
 from heedful.documents.sentences import Fits, SplitText
 from heedful.documents.split_segments import SplitSegment

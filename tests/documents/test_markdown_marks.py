@@ -1,0 +1,128 @@
+"""Marks, code and links of Markdown mean the same around a translation."""
+
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from document_samples import as_text, translated
+from heedful.documents.markdown import MarkdownDocument
+
+
+def rendered(text: str) -> str:
+    """The page of Markdown in one line, without line breaks between elements."""
+    return MarkdownIt("commonmark").enable("table").render(text).strip().replace("\n", " ")
+
+
+def german(text: str) -> str:
+    """A translation of the same length, in the same order."""
+    words = r"(?<![<\w/])[a-z]+(?![>\w])"
+    return re.sub(words, lambda match: "x" * len(match[0]), text)
+
+
+def pairs_of(text: str) -> list[str]:
+    """The texts that a model reads, with the tags of codes."""
+    return [segment.text for segment in MarkdownDocument(text.encode(), "a.md").segments]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("see ***both words*** here", "see <g1>both words</g1> here"),
+        ("see _**both words**_ here", "see <g1><g2>both words</g2></g1> here"),
+        ("see **_both_ words** here", "see <g1><g2>both</g2> words</g1> here"),
+        ("see **both *words*** here", "see <g1>both <g2>words</g2></g1> here"),
+        ("see ***both* words** here", "see <g1><g2>both</g2> words</g1> here"),
+        ("see ***both** words* here", "see <g1><g2>both</g2> words</g1> here"),
+        ("an *a **b** c", "an *a <g1>b</g1> c"),
+    ],
+)
+def test_marks_beside_marks_are_pairs(source: str, expected: str) -> None:
+    assert pairs_of(source) == [expected]
+    assert rendered(as_text(translated("a.md", source, german))) == german(rendered(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "see [`a[0]`](u) here",
+        "see [an `a[0]` and ``b`]`` there](u) here",
+        "see [`[[Name]]`][ref] here\n\n[ref]: u",
+        r"see [an \[index\]](u) here",
+        r"see [an index \]](u) here",
+    ],
+)
+def test_brackets_in_a_link_do_not_end_it(source: str) -> None:
+    out = as_text(translated("a.md", source, lambda text: text.replace("see", "siehe")))
+    assert rendered(out) == rendered(source).replace("see", "siehe")
+
+
+def test_many_brackets_and_ticks_are_read_in_linear_time() -> None:
+    for part in ("[`a", "[ ` ", "[``x` ", r"[\]", "[[a] "):
+        assert len(pairs_of(f"see {part * 20_000}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("translation", "expected"),
+    [
+        ("x打开<g1>文件</g1>菜单", "x打开*文件*菜单"),
+        ("x打开 <g1>文件</g1> 菜单", "x打开 _文件_ 菜单"),
+        ("x打开<g1>“文件”</g1>菜单", "x打开<em>“文件”</em>菜单"),
+        ("<g1>Datei</g1>menü x", "*Datei*menü x"),
+        ("Das <g1>Datei</g1>-Menü x", "Das _Datei_-Menü x"),
+    ],
+)
+def test_emphasis_is_read_where_there_are_no_blanks(translation: str, expected: str) -> None:
+    document = MarkdownDocument(b"Open the _File_ menu", "a.md", ("en", "zh"))
+    [span] = document._spans
+    out = document._rendered(span, translation)
+    assert out == expected
+    assert "<em>" in rendered(out)
+
+
+def test_marks_that_would_be_one_become_elements() -> None:
+    document = MarkdownDocument(b"a *b* and **c** d", "a.md")
+    [span] = document._spans
+    out = document._rendered(span, "a <g1>b</g1><g2>c</g2> d")
+    assert rendered(out) == "<p>a <em>b</em><strong>c</strong> d</p>"
+
+
+def first_code(text: str) -> str:
+    """A translation that begins with its code or emphasis."""
+    [code] = re.findall(r"<g1>.*</g1>|<x1/>", text)
+    return f"{code} {text.replace(code, 'und')}"
+
+
+@pytest.mark.parametrize("source", ["see `code` here", "see *this* here", "see ~~this~~ here"])
+def test_a_code_at_the_beginning_is_no_block(source: str) -> None:
+    document = MarkdownDocument(source.encode(), "a.md")
+    [span] = document._spans
+    out = document._rendered(span, first_code(span.segment.text))
+    assert "\\" not in out
+    assert rendered(out).startswith(("<p><code>code</code>", "<p><em>this</em>", "<p>~~this~~"))
+
+
+@pytest.mark.parametrize("start", ["- a", "+ a", "# a", "> a", "1. a", "2) a", "--- ", "==="])
+def test_a_translation_that_looks_like_a_block_is_a_paragraph(start: str) -> None:
+    def translate(_: str) -> str:
+        return start
+
+    out = as_text(translated("a.md", "some text", translate))
+    assert rendered(out) == f"<p>{start.strip().replace('>', '&gt;')}</p>"
+
+
+def test_code_behind_a_comma_that_begins_a_text() -> None:
+    def translate(text: str) -> str:
+        return text.replace("and", "und")
+
+    out = as_text(translated("a.md", "`Len`, `Max`, and all", translate))
+    assert out == "`Len`, `Max`, und all"
+
+
+def test_code_behind_code_outside_of_the_text_has_a_blank() -> None:
+    document = MarkdownDocument(b"`Len` or `Max` and `Min`", "a.md")
+    [span] = document._spans
+    around = document.text[: span.start], document.text[span.end :]
+    assert around == ("`Len`", "`Min`")
+    assert document._rendered(span, "<x1/> und ") == " `Max` und "
+    assert document._rendered(span, " und <x1/>") == " und `Max` "
