@@ -17,6 +17,7 @@ import heedful
 from backend_models import saved
 from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
+from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.hardware import cores
 from heedful.backends.manifest import BackendChoice, Manifest
 from heedful.cli.optimize import _show
@@ -146,6 +147,21 @@ def test_only_requested_candidates_are_measured(folder, files) -> None:
     assert told[-1] == ("measuring", 6, 6)
     assert record_of(folder)["backends"] == {}
     assert model.backend is None
+
+
+def test_where_a_backend_has_no_output_the_net_runs(folder, monkeypatch) -> None:
+    """A conversion without an output at the length limit ended the command."""
+    original = CTranslate2.outputs
+
+    def outputs(backend: Any, rows: Any, request: Any) -> Any:
+        found = original(backend, rows, request)
+        return [[], *found[1:]]
+
+    monkeypatch.setattr(CTranslate2, "outputs", outputs)
+    model = heedful.load(folder, device="cpu", backend="eager")
+    options: Any = {"backends": ["ctranslate2"], "threads": [1], "precisions": ["float32"]}
+    found = optimize(model, folder, TEXTS, uses=["latency"], **options)
+    assert found.proofs["ctranslate2 float32"].same == 1
 
 
 @pytest.mark.parametrize(("used", "is_busy"), [(0.0, False), (0.05, False), (0.4, True)])

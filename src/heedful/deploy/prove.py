@@ -179,7 +179,11 @@ class Prover:
             results = self._in_batches(
                 rows, lambda batch: backend.outputs(_select(rows, batch), request.select(batch))
             )
-            return [outputs[0].ids for outputs in results]
+            # Where a backend has no output the net runs in its place.
+            return [
+                outputs[0].ids if outputs else self._by_net.outputs[number]
+                for number, outputs in enumerate(results)
+            ]
         if isinstance(model, Classifier) and model.metadata.problem == "multi_label":
             return [tuple((row >= 0).tolist()) for row in self._numbers(backend)]
         if isinstance(model, Classifier) and model.metadata.problem == "single_label":
