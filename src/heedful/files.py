@@ -1,5 +1,6 @@
 """Atomic writes: a temporary file or directory beside the target, synced, then renamed."""
 
+import codecs
 import ctypes
 import errno
 import glob
@@ -16,6 +17,12 @@ from typing import Any, BinaryIO
 
 from heedful.errors import UserError, describe
 
+_NO_CHARSETS = frozenset(
+    [
+        *("charmap", "idna", "mbcs", "oem", "punycode", "undefined"),
+        *("raw-unicode-escape", "raw_unicode_escape", "unicode-escape", "unicode_escape"),
+    ]
+)
 _LINE_BREAK = re.compile(r"\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # of `str.splitlines`
 
 # Names of all files of a model directory in heedful's, Hugging Face's or CTranslate2's format; a
@@ -128,6 +135,14 @@ def partial_of(path: Path) -> Path:
     """The path of the unfinished file that an interrupted write of `path` leaves."""
     path = Path(os.path.realpath(path))
     return path.with_name(f"{path.name}.partial")
+
+
+def is_charset(name: str) -> bool:
+    """True for the name of a character set that Python knows; some of its codecs are none."""
+    try:
+        return codecs.lookup(name).name not in _NO_CHARSETS
+    except (LookupError, ValueError):
+        return False
 
 
 def line_of_byte(data: bytes, place: int, encoding: str) -> int:

@@ -22,7 +22,7 @@ from heedful.data.unit_blocks import FileRow
 from heedful.data.xml_inline import pieces_of
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, format_names
-from heedful.files import line_of_byte
+from heedful.files import is_charset, line_of_byte
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
 PAIR_FORMATS = ("tmx", "xliff", "po", "mo")
@@ -180,12 +180,12 @@ def _whole(path: Path) -> bytes:
 
 
 def _decoded(path: Path, data: bytes, encoding: str) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16"
+    if not is_charset(encoding):
+        raise UserError(f"{path} declares the charset {encoding[:40]}, which is unknown")
     try:
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            encoding = "utf-16"
         return data.decode(encoding).removeprefix("\ufeff")
-    except LookupError:
-        raise UserError(f"{path} declares the charset {encoding[:40]}, which is unknown") from None
     except UnicodeError as error:
         line = line_of_byte(data, getattr(error, "start", 0), encoding)
         raise UserError(

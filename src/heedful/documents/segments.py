@@ -13,7 +13,7 @@ from heedful.data.language_tags import is_same_language
 from heedful.errors import UserError
 from heedful.fidelity import Reason
 from heedful.fidelity.pieces import find_pieces
-from heedful.files import line_of_byte
+from heedful.files import is_charset, line_of_byte
 
 LONGEST_SEGMENT = 1_000_000  # characters
 DEEPEST = 200  # pairs of tags around a place of a segment; pages have fewer than 20
@@ -216,14 +216,14 @@ class Encoded:
         bom = next((mark for mark in _BOMS if data.startswith(mark)), b"")
         encoding = _BOMS.get(bom, encoding or "utf-8")
         body = data[len(bom) :]
-        try:
-            text = body.decode(encoding)
-            is_same = text.encode(encoding) == body
-        except LookupError:
+        if not is_charset(encoding):
             raise UserError(
                 f"{name} declares the encoding {encoding[:40]!r}, which is unknown; correct it, or"
                 " convert the file to UTF-8"
-            ) from None
+            )
+        try:
+            text = body.decode(encoding)
+            is_same = text.encode(encoding) == body
         except UnicodeError as error:
             start = getattr(error, "start", 0)
             line = line_of_byte(body, start, encoding)
