@@ -1,5 +1,6 @@
 """`heedful translate` of documents: the file whole or not at all, what is kept and what is said."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +143,14 @@ def test_a_fault_in_one_file_costs_no_other(
         translate_documents(translator, in_out, flags, options, refused={}, review=None)
     assert "b.html: left out: a fault of heedful, ZeroDivisionError" in capsys.readouterr().err
     assert set(tree(tmp_path / "out")) == {"a.txt", "c.txt"}
+    # The table of what was written is not lost, since the next command keeps these files.
+    shutil.rmtree(tmp_path / "out")
+    table = ReviewTable(tmp_path / "r.tsv", [])
+    with pytest.raises(UserError, match="faults of heedful"):
+        translate_documents(translator, in_out, flags, options, refused={}, review=table)
+    rows = [line.split("\t")[0] for line in (tmp_path / "r.tsv").read_text().splitlines()]
+    assert sorted(rows) == ["a.txt:1", "c.txt:1", "line"]
+    shutil.rmtree(tmp_path / "out")
     in_out.strict = True
     with pytest.raises(ZeroDivisionError):
         translate_documents(translator, in_out, flags, options, refused={}, review=None)

@@ -140,12 +140,17 @@ def translate_documents(
     for flag, value in {**refused, "--num-return": options.get("num_return", 1) > 1}.items():
         if value:
             raise UserError(f"{flag} is for lines of text, not for documents; leave it out")
-    if path.is_dir():
-        _translate_folder(translator, path, in_out, flags, options, review)
-    else:
-        if output is None and path.suffix.lower() in _BINARY:
-            raise UserError(f"{path} is not text: name the translated file with --output")
-        typer.echo(_translate_file(translator, path, output, flags, options, review), err=True)
+    try:
+        if path.is_dir():
+            _translate_folder(translator, path, in_out, flags, options, review)
+        else:
+            if output is None and path.suffix.lower() in _BINARY:
+                raise UserError(f"{path} is not text: name the translated file with --output")
+            typer.echo(_translate_file(translator, path, output, flags, options, review), err=True)
+    except BaseException:  # also of Ctrl-C: the files of a folder that are written are kept
+        if review:
+            review.write()
+        raise
     if review is not None:
         review.write()
 
@@ -184,6 +189,8 @@ def _translate_folder(
             places = folder / path, output / path
             summary = _translate_file(translator, *places, flags, options, review, path.as_posix())
         except Exception as error:  # a fault in one file must not cost the others
+            if review is not None:
+                review.forget(path.as_posix())
             if in_out.strict:
                 raise
             failed += 1

@@ -86,6 +86,13 @@ class ReviewTable:
                 row = segment.reasons, segment.text, result.text
                 self._rows.append((result.quality, *at, *row))
 
+    def forget(self, name: str) -> None:
+        """Remove the translations of a file of a folder, which was not written."""
+        self._rows = [row for row in self._rows if row[1] != name]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def write(self) -> None:
         """Write the table, the lowest quality first."""
         lines = ["\t".join(_COLUMNS)]
