@@ -166,10 +166,11 @@ def test_po_in_another_charset() -> None:
         ("ISO-8859-1", "Size", False),
         ("UTF-8", "Größe", False),
         ("GBK", "大小", False),
+        ("idna", "Größe", None),
     ],
 )
 def test_po_that_is_utf8_beside_its_charset_is_refused(
-    charset: str, text: str, is_wrong: bool, tmp_path: Path
+    charset: str, text: str, is_wrong: bool | None, tmp_path: Path
 ) -> None:
     """It was read as other letters, silently."""
     header = f'msgid ""\nmsgstr "Content-Type: text/plain; charset={charset}\\n"'
@@ -181,7 +182,10 @@ def test_po_that_is_utf8_beside_its_charset_is_refused(
         lambda: collect(open_rows([tmp_path / "a.po"], {"src": None, "tgt": None})),
     ]
     for read in reads:
-        if is_wrong:
+        if is_wrong is None:
+            with pytest.raises(UserError, match=f"{charset}.*which is unknown"):
+                read()
+        elif is_wrong:
             with pytest.raises(UserError, match=f"the charset {charset}, but is UTF-8"):
                 read()
         else:

@@ -88,6 +88,16 @@ def test_files_of_glossaries(tmp_path: Path) -> None:
     path.write_text(TBX)
     [term] = as_glossary(str(path), ("en", "de")).terms
     assert (term.sources, term.targets) == (("file", "files"), ("Datei",))
+    status = '</term><termNote type="administrativeStatus">{}Term-admn-sts</termNote>'
+    marked = TBX.replace("files</term>", f"files{status.format('deprecated')}").replace(
+        "</termGrp></ntig>",
+        "</termGrp></ntig><tig><term>Akte</term></tig>"
+        f"<tig><term>Kartei{status.format('superseded')}</tig>"
+        f"<tig><term>Ordner{status.format('preferred')}</tig>",
+    )
+    path.write_text(marked)
+    [term] = as_glossary(str(path), ("en", "de")).terms
+    assert (term.sources, term.targets) == (("file",), ("Ordner", "Datei", "Akte"))
     with pytest.raises(UserError, match="the target language of the model is not known; give"):
         as_glossary(path, ("en", None))
 

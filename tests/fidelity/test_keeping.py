@@ -365,6 +365,13 @@ def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     assert (output.text, output.reasons) == (text, ())
 
 
+@pytest.mark.parametrize("output", ["{} siehe dort", "siehe {} dort", "siehe dort {}"])
+def test_a_mask_that_is_removed_leaves_no_blank(output: str) -> None:
+    text, reasons = place_masks(mask_text("see there"), output.replace("{}", CHARACTERS[70]))
+    assert text == "siehe dort"
+    assert len(reasons) == 1
+
+
 def test_masks_are_placed_beside_spaces() -> None:
     source = mask_text("see %s in {a}")
     text, reasons = place_masks(source, "siehe dort")

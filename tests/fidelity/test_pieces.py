@@ -100,6 +100,11 @@ def test_formats_of_numbers_are_equal() -> None:
         ("in ~/notes", "in ~ /notes"),
         ("<%= x %> files", "<% = x %> Dateien"),
         ("½ of it", "die Hälfte"),
+        ("76% of it", "76 davon"),
+        ("5 € each", "je 5"),
+        ("{n, plural, one {# file} other {# files}", "Die Dateien"),
+        ("open %(name of it", "davon öffnen"),
+        ("a <b of it", "a davon"),
     ],
 )
 def test_codes_that_changed_are_no_formats(source: str, target: str) -> None:

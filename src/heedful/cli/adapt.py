@@ -138,10 +138,18 @@ def _report(result: "Adapted", console: "Console") -> None:
     from heedful.training.events import format_score, score_label
 
     before, after = dict(result.before or {}), dict(result.after or {})
+    lower: list[str] = []
     for name in sorted(after, key=lambda name: name.partition("/")[2], reverse=True):
         metric = name.partition("/")[0]
         values = f"{format_score(metric, before[name])} -> {format_score(metric, after[name])}"
         console.print(f"{score_label(name):<18} {values}")
+        if before[name] > after[name] and result.share:
+            lower.append(score_label(name))
+    if lower:
+        console.print(
+            f"lower than before: {', '.join(lower)}; weights are chosen by held-out loss:"
+            " compare outputs before you use them"
+        )
     folder = result.directory
     if not result.share:
         console.print(f"nothing was better on held-out text: {folder} is the model unchanged")

@@ -84,5 +84,7 @@ class SplitSegment:
 def _without_names(output: str, names: Collection[str]) -> str:
     """A translation without what has the name of a tag of the text, as models write some."""
     while found := [match for match in TAG.finditer(output) if match[0] in names]:
-        output = output[: found[0].start()] + output[found[0].end() :]
+        before, after = output[: found[0].start()], output[found[0].end() :]
+        is_between = not before or before.endswith(" ")  # two blanks would be left, or a first one
+        output = before + (after.removeprefix(" ") if is_between else after)
     return output

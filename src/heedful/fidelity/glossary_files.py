@@ -1,5 +1,6 @@
 """Glossaries of files, which are tables with tabs or TBX (ISO 30042), and of mappings."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from heedful.files import read_text
 Languages = tuple[str | None, str | None]
 _ENTRIES = {"termEntry", "conceptEntry"}  # of TBX 2 and 3
 _LANGUAGES = {"langSet", "langSec"}
+_STATUS = {"administrativeStatus", "normativeAuthorization"}
+_LEFT_OUT = re.compile(r"deprecated|superseded", re.IGNORECASE)  # of `preferredTerm-admn-sts`, ...
 
 
 class NoTermsError(UserError):
@@ -131,13 +134,27 @@ def _terms_of(entry: Node, language: str) -> list[str]:
         """True for the language itself, or without it for a relative."""
         return tag == match if match is not None else is_same_language(tag, language)
 
-    return [
-        " ".join(node.text.split())
+    found = [
+        _term_of(unit)
         for part in sections
         if is_chosen(str(part.language))
-        for node in part.walk()
-        if node.name == "term"
+        for unit in part.walk()
+        if unit.child("term") is not None
     ]
+    usable = [(text, status) for text, status in found if not _LEFT_OUT.search(status)]
+    return [text for text, _ in sorted(usable, key=lambda term: "preferred" not in term[1].lower())]
+
+
+def _term_of(unit: Node) -> tuple[str, str]:
+    """The term of an element, and its status: that of a note beside it, or beside its group."""
+    term = unit.child("term")
+    assert term is not None
+    status = (
+        node.text
+        for node in unit.walk()
+        if node.name in _STATUS or node.attributes.get("type") in _STATUS
+    )
+    return " ".join(term.text.split()), " ".join(status)
 
 
 def _sections(entry: Node) -> list[Node]:

@@ -263,12 +263,17 @@ def place_masks(source: Masked, output: str) -> tuple[str, tuple[str, ...]]:
     left = count_masks(source.text)
     reasons: list[str] = []
     kept: list[str] = []
+    was_removed = False
     for character in output:
         mask = source_mask(character)
         if mask is None or left[mask]:
-            left[mask or ""] -= 1
-            kept.append(character)
+            if mask is not None:
+                left[mask] -= 1
+            if not (was_removed and character == " " and kept[-1:] in ([], [" "])):
+                kept.append(character)
+            was_removed = False
             continue
+        was_removed = True
         name = source.pieces.get(mask)
         wrong = ("unknown_removed", {}) if name is None else ("repeated", {"piece": name})
         reasons.append(Reason(*wrong))

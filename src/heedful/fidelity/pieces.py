@@ -6,7 +6,7 @@ position, the first one counts.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html.entities import html5
@@ -124,6 +124,8 @@ _WITH_SEPARATORS = re.compile(
     rf"[-+−±]?(?:\d+[.,]\d+|{_GROUPED.format(',', '[.]')}|{_GROUPED.format('[.]', ',')})"
     rf"(?:[eE][+-]?\d+)?{_PERCENT}"
 )
+# Signs that a translation keeps, wherever they stand.
+_LOOSE = re.compile(r"[%％{}<>€£¥°]")
 _BLANK = re.compile(r"[ \u00a0\u202f](?=%%$)")
 # Each pattern matches one of these signs (a point or colon before a space is none): most texts have
 # none, and are not searched for patterns.
@@ -223,13 +225,26 @@ def _key(piece: Piece) -> str:
     return min(text, localized(text) or text)
 
 
+def _loose_signs(text: str, pieces: Sequence[Piece]) -> Counter[str]:
+    """The signs of a text that are in no piece."""
+    if _LOOSE.search(text) is None:
+        return Counter()
+    inside = {place for piece in pieces for place in range(piece.start, piece.end)}
+    found = (match for match in _LOOSE.finditer(text) if match.start() not in inside)
+    return Counter("%" if match[0] == "％" else match[0] for match in found)
+
+
 def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[str]:
-    """The pieces of a source that a translation lacks, and those that it has beyond them."""
+    """The pieces of a source that a translation lacks, and those that it has beyond them; likewise
+    signs beside pieces, such as that of 5% and the braces of a placeholder that is not closed."""
     ours, theirs = ([*find_pieces(text, extra)] for text in (source, target))
-    if not ours and not theirs:
+    signs, their_signs = _loose_signs(source, ours), _loose_signs(target, theirs)
+    if not (ours or theirs or signs or their_signs):
         return []
     names = {_key(piece): piece.text for piece in [*theirs, *ours]}  # as in the source, if there
+    names |= {sign: sign for sign in signs | their_signs}
     src, tgt = (Counter(map(_key, pieces)) for pieces in (ours, theirs))
+    src, tgt = src + signs, tgt + their_signs
     reasons: list[str] = []
     for code, found in (("missing", src - tgt), ("added", tgt - src)):
         if found:
