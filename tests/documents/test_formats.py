@@ -440,12 +440,41 @@ def test_a_memory_is_for_texts_without_the_blanks_around_them() -> None:
 
 def test_subtitles_keep_times_and_lines() -> None:
     content = as_text(translated("a.srt", SRT, replaced(friend="very old friend", Yes="Ja")))
-    assert "00:00:02,000\r\nHello my <i>dear</i> very\r\nold friend\r\n\r\n2\r\n" in content
+    assert "00:00:02,000\r\nHello my <i>dear</i>\r\nvery old friend\r\n\r\n2\r\n" in content
     assert content.endswith("- Ja.\r\n- No.\r\n")
     before, after = (pysubs2.SSAFile.from_string(text) for text in (SRT, content))
     assert [(line.start, line.end) for line in before] == [(line.start, line.end) for line in after]
     text = as_text(translated("a.vtt", VTT, replaced(you="dich --> x")))
     assert text == VTT.replace("<b>you</b>", "<b>dich -&gt; x</b>")
+
+
+@pytest.mark.parametrize(
+    ("lines", "translation", "expected"),
+    [
+        (
+            'Now\n<font color="#ff0000">Monday</font>',
+            '<font color="#ff0000">Montag</font> nun',
+            '<font color="#ff0000">Montag</font>\nnun',
+        ),
+        ("saw\nnow,\n<i>him</i>", "sah nun, <i>ihn</i>", "sah\nnun,\n<i>ihn</i>"),
+        ("<b>on</b>\n<b>it</b> go", "<b>auf</b> <b>es</b> gehen", "<b>auf</b> <b>es</b>\ngehen"),
+        ("one\n<i>two</i> three", "eins <i> zwei</i>", "eins\n<i> zwei</i>"),
+        ("one,\ntwo", "一二三，四五“六！”七", "一二三，\n四五“六！”七"),
+        ("one\ntwo", "一二三四", "一二三四"),
+    ],
+)
+def test_lines_of_subtitles_end_outside_of_tags(
+    lines: str, translation: str, expected: str
+) -> None:
+    source = f"1\n00:00:01,000 --> 00:00:02,000\n{lines}\n"
+    document = read_document(source.encode(), "a.srt")
+    [segment] = document.segments
+    assert segment.codes is not None
+    text = translation
+    for tag, code in segment.codes.codes.items():
+        text = text.replace(code.raw, tag, 1)
+    segment.result = Result(text, origin="model")
+    assert document.to_bytes().decode() == source.replace(lines, expected)
 
 
 def test_vtt_has_entities() -> None:

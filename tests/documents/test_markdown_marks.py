@@ -126,3 +126,12 @@ def test_code_behind_code_outside_of_the_text_has_a_blank() -> None:
     assert around == ("`Len`", "`Min`")
     assert document._rendered(span, "<x1/> und ") == " `Max` und "
     assert document._rendered(span, " und <x1/>") == " und `Max` "
+
+
+@pytest.mark.parametrize("end", ["  \n", "\\\n", "   \r\n"])
+def test_a_break_at_an_edge_is_none(end: str) -> None:
+    document = MarkdownDocument(f"- one line{end}  and more".encode(), "a.md")
+    [span] = document._spans
+    assert document._rendered(span, "eins<x1/>zwei") == f"eins{end}  zwei"
+    for translation in ("eins zwei<x1/>", "eins zwei <x1/>", "<x1/>eins zwei"):
+        assert document._rendered(span, translation) == "eins zwei"

@@ -14,6 +14,7 @@ from heedful.documents.spans import Span, SpanDocument
 
 _END = r"(?:\r\n?|\n)"
 _LINE_END = re.compile(_END)
+_BREAK = r"(?:\\| {2,})\r?\n[ \t>]*"  # of a line, within a paragraph
 _FRONT_MATTER = re.compile(
     rf"\A---[ \t]*{_END}(?:.*?{_END})??(?:---|\.\.\.)[ \t]*(?:{_END}|\Z)", re.DOTALL
 )
@@ -35,7 +36,7 @@ _CODE = re.compile(
     r"|(?P<close>\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<marks>\*\*\*|___|\*\*|__|~~|\*|(?<!\w)_|_(?!\w))"
     r"|(?P<escape>\\[!-/:-@\[-`{-~])"
-    r"|(?P<break>(?:\\| {2,})\r?\n[ \t>]*)",
+    rf"|(?P<break>{_BREAK})",
     re.DOTALL,
 )
 _MARK_END = re.compile(r"(?<![\s*])\*{1,3}|(?<![\s_])_{1,3}|(?<![\s~])~~")
@@ -159,7 +160,7 @@ class MarkdownDocument(SpanDocument):
         before = self.text[max(0, span.start - 1) : span.start]
         behind = self.text[span.end : span.end + 1]
         joined = [before]
-        for part in [*with_emphasis(pieces, before, behind), behind]:
+        for part in [*with_emphasis(_without_edge_breaks(pieces), before, behind), behind]:
             is_code = part.startswith("`") and joined[-1].endswith("`")
             joined += [" ", part] if is_code else [part] if part else []
         whole = "".join(joined)
@@ -176,6 +177,21 @@ def _escaped(match: "re.Match[str]") -> str:
     if match[0] == "_" and len(around) == 2 and around.isalnum():
         return "_"
     return f"\\{match[0]}"
+
+
+def _without_edge_breaks(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces without breaks of lines at the edges of a paragraph, where they are none."""
+    inside = [*pieces]
+    while inside and _is_break(inside[-1]):
+        inside.pop()
+        if inside and inside[-1].kind == "text":
+            inside[-1] = inside[-1]._replace(raw=inside[-1].raw.rstrip(" "))
+    start = next((i for i, piece in enumerate(inside) if not _is_break(piece)), len(inside))
+    return inside[start:]
+
+
+def _is_break(piece: Piece) -> bool:
+    return piece.kind == "alone" and re.fullmatch(_BREAK, piece.raw) is not None
 
 
 def _matches(raw: str, labels: Collection[str]) -> Iterator["re.Match[str]"]:

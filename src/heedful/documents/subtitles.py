@@ -1,7 +1,9 @@
 """Subtitles (.srt, .vtt): the text of cues; times, numbers, styles and notes are kept."""
 
 import re
+from bisect import bisect_left
 from html import escape, unescape
+from itertools import accumulate
 
 from heedful.data.cues import STYLE, read_cues
 from heedful.data.inline import Piece
@@ -9,6 +11,7 @@ from heedful.documents.spans import Span, SpanDocument
 
 _DIALOGUE = re.compile(r"\s*[-–—‐]")
 _SENTENCE_END = re.compile(r"[.!?…。！？:][\"'”’»)\]]*\s*\Z")
+_BREAK = re.compile(r"(?<=[^\s\0]) (?=\S)|(?<=[，。、；：！？…])(?=[^\s\1，。、；：！？…”’」』）])")
 
 
 class SubtitleDocument(SpanDocument):
@@ -80,14 +83,25 @@ def _pieces(text: str) -> tuple[list[Piece], list[int]]:
 
 
 def _wrapped(text: str, num_lines: int) -> list[str]:
-    """A text in lines of similar length, broken at blanks, or anywhere in one without blanks."""
-    lines, rest = [], text
+    """A text in lines of similar length as shown, broken at blanks, or behind the marks of a text
+    without blanks; none ends in a tag, or directly behind one that opens."""
+    bare = STYLE.sub(_hidden, text)
+    shown = [0, *accumulate(character not in "\0\1" for character in bare)]
+    places = [match.start() for match in _BREAK.finditer(bare)]
+    widths = [shown[place] for place in places]
+    lines, start, first = [], 0, 0
     for left in range(num_lines, 1, -1):
-        wanted = len(rest) / left
-        places = [match.start() for match in re.finditer(r"(?<=[^\s>]) (?=[^\s])", rest)]
-        if not places:
+        if first == len(places):
             break
-        place = min(places, key=lambda place: abs(place - wanted))
-        lines.append(rest[:place])
-        rest = rest[place + 1 :]
-    return [*lines, rest]
+        wanted = shown[start] + (shown[-1] - shown[start]) / left
+        last = min(bisect_left(widths, wanted, first), len(places) - 1)
+        near = range(max(first, last - 1), last + 1)
+        best = min((abs(widths[index] - wanted), index) for index in near)[1]
+        lines.append(text[start : places[best]])
+        start, first = places[best] + text.startswith(" ", places[best]), best + 1
+    return [*lines, text[start:]]
+
+
+def _hidden(tag: re.Match[str]) -> str:
+    """Signs in place of a tag, which have another meaning for one that closes."""
+    return ("\1" if tag[1] else "\0") * len(tag[0])
