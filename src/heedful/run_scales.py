@@ -82,7 +82,7 @@ def _checkpoint_files(folder: Path) -> dict[int, Path]:
 def _batches(run: PreparedRun, device: torch.device) -> list[Batch]:
     """The first rows of the first batches of a training epoch."""
     task, data = run.task, run.data
-    plan = task.plan_epoch(data, 0)
+    plan = task.plan_epoch(data)
     batches = [task.collate(data, plan[index]) for index in range(min(_NUM_BATCHES, len(plan)))]
     counts = [max(1, -(-batch.num_tokens // _NUM_TOKENS)) for batch in batches]
     some = [

@@ -7,9 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Int64
-
+from heedful.data.buckets import BatchShape
 from heedful.data.columns import Columns, Sequences, open_columns
 from heedful.data.filters import Filter
 from heedful.data.labels import Problem
@@ -90,6 +88,8 @@ class RunData:
     Attributes:
         tokenizers: of source and target; one object twice for a task with one side.
         start_id: the decoder's start token of an encoder-decoder.
+        epoch: the number of the epoch whose batches are planned and collated.
+        shapes: with `training.compile`, those that training batches are padded to; else None.
         outputs: the prepared folder of teacher outputs that `train` consists of, if any.
         holds: prevent the removal of the folders while the data are used.
     """
@@ -98,6 +98,8 @@ class RunData:
     tokenizers: tuple[Tokenizer, Tokenizer]
     splits: dict[str, Columns]
     start_id: int
+    epoch: int = 0
+    shapes: list[BatchShape] | None = None
     outputs: Path | None = None
     holds: tuple[FolderLock, ...] = field(default=(), repr=False, compare=False)
 
@@ -192,14 +194,3 @@ class DataSummary(NamedTuple):
         if self.labels:
             shown = [f"{name} ({count:,})" for name, count in self.labels.items()]
             yield f"labels     {format_names(shown, str)}"
-
-
-class PlannedRows(NamedTuple):
-    """A planned batch of rows whose noise depends on the epoch.
-
-    Attributes:
-        indices: (B,) row numbers.
-    """
-
-    epoch: int
-    indices: Int64[np.ndarray, " B"]
