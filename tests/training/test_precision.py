@@ -12,10 +12,10 @@ from commands import tiny
 from heedful.config import parse_recipe
 from heedful.errors import UserError
 from heedful.run import train
-from heedful.training import precision as precisions
+from heedful.training import optimizer as precisions
 from heedful.training.events import RunStarted, StepDone
 from heedful.training.listeners import read_log
-from heedful.training.precision import resolve_precision
+from heedful.training.optimizer import resolve_precision
 from heedful.zoo.names import weights_of
 from trainers import copied, pairs, settings, small_net, trainer_of
 

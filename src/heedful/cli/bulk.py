@@ -178,8 +178,7 @@ def bulk(
     Example: heedful bulk m --task classify --input reviews.jsonl --output out
     """
     from heedful.bulk.job import BulkJob, choose_workers, run_job
-    from heedful.progress import use_display
-    from heedful.terminal import ProgressBars
+    from heedful.progress import ProgressBars, use_display
 
     if workers.address is not None and workers.runner != "ray":
         raise UserError("--address is the address of a Ray cluster: give --with ray too")

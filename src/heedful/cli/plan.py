@@ -125,7 +125,7 @@ def _device(result: "Plan") -> str:
 
 def _time(result: "Plan") -> dict[str, str]:
     """Lines on steps, time and evenness."""
-    from heedful.terminal import clock
+    from heedful.progress import clock
 
     steps = "" if result.total_steps is None else f"{result.total_steps:,} steps, "
     time = "not measured: a step needs more memory than this machine has"

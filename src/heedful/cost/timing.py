@@ -11,8 +11,7 @@ from heedful import openmp
 from heedful.config import Training
 from heedful.cost.flops import ProductCounter
 from heedful.data.collate import Batch
-from heedful.training.optimizer import make_optimizer
-from heedful.training.precision import AUTOCAST
+from heedful.training.optimizer import AUTOCAST, make_optimizer
 from heedful.training.step import TrainStep
 from heedful.zoo.names import trainable
 

@@ -112,9 +112,7 @@ class LanguageModeling(Task):
         ids = continuation_ids(data.tokenizer)
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def plan_rows(
-        self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]
-    ) -> list[Windows]:
+    def plan_rows(self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
         """See `Task.plan_rows`: windows of the texts."""
         context = self.objective.context
         return plan_windows(

@@ -206,9 +206,7 @@ class Task(ABC):
         plan = partial(self.plan_rows, data)
         return plan_by_buffers(num_rows, plan, seed=seed, epoch=data.epoch, rows_of=rows_of)
 
-    def plan_rows(
-        self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]
-    ) -> Sequence[Any]:
+    def plan_rows(self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]) -> Sequence[Any]:
         """The batches of the rows of a shuffle buffer of an epoch; default: by `row_lengths`.
 
         Args:
