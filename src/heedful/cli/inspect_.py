@@ -224,7 +224,7 @@ def _labeled(path: Path | None) -> tuple[list[str], list[str]]:
     """The texts of a file and their labels, if all lines have a label and a tab."""
     if path is None:
         return [], []
-    from heedful.data.invisible import is_blank
+    from heedful.data.rows import is_blank
     from heedful.data.text_files import read_lines
 
     lines = [line for line in read_lines(path) if not is_blank(line)]

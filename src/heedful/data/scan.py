@@ -10,9 +10,9 @@ from math import inf
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt64
 
-from heedful.data.filters import Filter, FilterChain, Unique, keep_unique
+from heedful.data.filters import Filter, Unique, apply_filters, keep_unique
 from heedful.data.labels import Problem, count_labels
-from heedful.data.reports import DataReport, FilterReport
+from heedful.data.reports import DataReport, FilterCount, FilterReport
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -212,7 +212,8 @@ def scan_rows(
     unique = [filter for filter in filters if isinstance(filter, Unique)]
     by_row = [filter for filter in filters if not isinstance(filter, Unique)]
     assert [*by_row, *unique] == [*filters]
-    report, unique_report = FilterChain(by_row).report, FilterChain(unique).report
+    filtered: FilterReport | None = None  # by row
+    repeated = [FilterCount(filter.name, filter.setting) for filter in unique]
     reports: dict[str, DataReport] = {}
     labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting = ChunkFacts(), deque[Chunk]()
@@ -222,10 +223,10 @@ def scan_rows(
     for found in map_in_order(scan_chunk, items, num_workers, batch=_BATCH):
         chunk = waiting.popleft()
         counter.add(chunk.source, found.read, *found.sampled.rows.sources[:1])
-        report = report.plus(found.filters)
+        filtered = found.filters if filtered is None else filtered.plus(found.filters)
         if unique:
             rows_of = partial(_kept_by_row, by_row, chunk)
-            is_unique = keep_unique(unique, unique_report, found.hashes, rows_of)
+            is_unique = keep_unique(unique, repeated, found.hashes, rows_of)
             found = found.filtered(is_unique)
         labels.update(found.labels)
         known = reports.get(chunk.corpus)
@@ -234,8 +235,9 @@ def scan_rows(
         sample.add(found.sampled)
         if found.sources is not None:
             sources.append(found.sources)
-    counter.checked_total()
-    report = FilterReport([*report.filters, *unique_report.filters])
+    counter.check()
+    assert filtered is not None, "a source has at least one chunk"
+    report = FilterReport([*filtered.filters, *repeated])
     report.check()
     rows, indices = sample.rows(chunks.starts)
     if sample_size is None:
@@ -337,8 +339,7 @@ def _scan_chunk(
     """Read and filter a chunk, given with its number and a bound of the keys to be sampled."""
     number, chunk, threshold = item
     read = chunk.parse()
-    chain = FilterChain(filters)
-    rows, indices = chain.apply(read)
+    rows, indices, report = apply_filters(filters, read)
     texts = [cells for name, cells in rows.columns.items() if name not in (LABEL, CORPUS)]
     lengths = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
     sizes = np.asarray(np.sum(lengths, axis=0))
@@ -349,7 +350,7 @@ def _scan_chunk(
         labels=count_labels(rows, problem) if LABEL in rows else Counter(),
         read=read.report,
         report=rows.report,
-        filters=chain.report,
+        filters=report,
         sampled=SampledRows(keys, sizes, np.arange(len(rows)), rows).select(keys < threshold),
         indices=indices,
         sizes=sizes,
@@ -360,7 +361,7 @@ def _scan_chunk(
 
 def _kept_by_row(filters: Sequence[Filter], chunk: Chunk) -> Rows:
     """The rows of a chunk that the filters keep."""
-    return FilterChain(filters).apply(chunk.parse())[0]
+    return apply_filters(filters, chunk.parse())[0]
 
 
 def _numbered_chunks(

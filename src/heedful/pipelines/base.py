@@ -16,7 +16,7 @@ import heedful
 from heedful import openmp
 from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
-from heedful.data.invisible import is_blank, without_invisible
+from heedful.data.rows import is_blank, without_invisible
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, read_object, write_directory, write_json
