@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from threading import Timer
@@ -79,7 +79,9 @@ def add_command(
 
 
 def _check(values: dict[str, Any]) -> None:
-    for _, value in _each_value(values):
+    lists = ((name, [*v] if isinstance(v, list) else [v]) for name, v in values.items())
+    each = [(name, item) for name, items in lists for item in items]  # of repeated options too
+    for _, value in each:
         text = str(value) if isinstance(value, str | Path) else ""
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError(f"{text}: not UTF-8; convert it")
@@ -95,7 +97,7 @@ def _check(values: dict[str, Any]) -> None:
     is_of_folder = isinstance(source := values.get("input"), Path) and source.is_dir()
     if not (is_of_folder and output.is_dir()):  # the files of a folder are written to another one
         check_writable(output)
-    for name, value in _each_value(values):
+    for name, value in each:
         if name == "output" or not isinstance(value, Path) or not value.exists():
             continue
         if output.exists() and os.path.samefile(value, output):
@@ -109,12 +111,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # too long for a name, or with a null
         return False
-
-
-def _each_value(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each value with its name, those of repeated options one by one."""
-    for name, value in values.items():
-        yield from ((name, item) for item in (value if isinstance(value, list) else [value]))
 
 
 def run_checked(
