@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from heedful.cli.flags import Json, ModelFolder, Quiet, spread
+from heedful.cli.flags import Json, ModelFolder, Quiet
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_json, run_recipe
 
@@ -79,7 +79,6 @@ class AdaptationFlags:
         )
 
 
-@spread()
 def adapt(
     *,
     model: ModelFolder,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags, spread
+from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 
@@ -93,7 +93,6 @@ class BackTranslationFlags:
         )
 
 
-@spread()
 def back_translate(
     *,
     recipe: RecipeName,

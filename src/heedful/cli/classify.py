@@ -3,13 +3,13 @@
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 
-@spread("truncate")
+@leave_out("truncate")
 def classify(
     *,
     model: ModelFolder,

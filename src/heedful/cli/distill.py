@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, TrainingFlags, complete_recipe, spread
+from heedful.cli.flags import Json, Quiet, TrainingFlags, complete_recipe
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 from heedful.errors import UserError
@@ -14,7 +14,6 @@ STUDENT = "translation-student"
 DISTILLED, SMALLER = "-distilled", "-student"  # ends of the names of runs
 
 
-@spread()
 def distill(
     *,
     teacher: Path = typer.Argument(..., metavar="TEACHER", help="Model directory of the teacher."),

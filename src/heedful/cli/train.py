@@ -4,11 +4,10 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Out, Quiet, RecipeName, TrainingFlags, spread
+from heedful.cli.flags import Json, Out, Quiet, RecipeName, TrainingFlags
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 
 
-@spread()
 def train(
     *,
     recipe: RecipeName,
