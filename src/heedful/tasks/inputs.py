@@ -24,7 +24,6 @@ from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.corpora import (
     SOURCES,
     SplitFiles,
-    files_by_split,
     languages_of,
     resolve_paths,
     split_files,
@@ -41,13 +40,14 @@ LengthsOf: TypeAlias = Callable[[SomeRows], tuple[Int64[np.ndarray, " n"], ...]]
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
     """Raise UserError for a recipe with two sources for one split, or none for train."""
     sources = [key for key in SOURCES if keys.includes(f"data.train.{key}")]
-    for entry in split_files(recipe):
+    entries = split_files(recipe)
+    for entry in entries:
         named = [key for key in SOURCES if getattr(entry.files, key) is not None]
         if len(named) > 1 and "src" not in sources:
             raise UserError(f"{entry.key}: give {' or '.join(sources)}, not both")
-        if entry.split == "train" and not named and sources:
-            settings = alternatives(sources, "data.train.{}=FILE", " ")
-            raise UserError(f"data.train is not given: add {settings}")
+    if sources and all(entry.split != "train" for entry in entries):
+        settings = alternatives(sources, "data.train.{}=FILE", " ")
+        raise UserError(f"data.train is not given: add {settings}")
 
 
 def open_texts(files: Files, recipe: Recipe) -> FileRows:
@@ -74,7 +74,7 @@ def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> Ra
     """The rows of each split for which the recipe names files; without files of valid,
     random rows of train are held out, all or none of those with one source."""
     sources: dict[str, dict[str, FileRows]] = {}
-    for entry in files_by_split(recipe):
+    for entry in split_files(recipe):
         rows = replace(open_files(entry), corpus=entry.corpus)
         sources.setdefault(entry.split, {})[entry.key.removeprefix("data.")] = rows
     columns = next(iter(sources["train"].values())).names

@@ -408,14 +408,14 @@ def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
         "plugins": content_key([file for path in recipe.plugins for file in _plugin_files(path)]),
         "data": recipe.data.model_dump(exclude=left_out),
         "corpora": [*corpora.items()],
-        "files": [
-            [
+        "files": {
+            f"{entry.key}.{source}": [
                 [format_of(path), *content_key([path])]
                 for path in resolve_paths(getattr(entry.files, source))
             ]
             for entry in split_files(recipe)
             for source in SOURCES
-        ],
+        },
         "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
         "objective": recipe.objective,
         "labels": inherited.labels,
