@@ -65,9 +65,8 @@ class AdaptationFlags:
     def adaptation(self, memory: list[Path]) -> "Adaptation":
         """The settings of `heedful.adaptation`."""
         from heedful.adaptation import Adaptation
-        from heedful.recipe_files import read_setting
+        from heedful.recipe_files import read_settings
 
-        changes = (read_setting(text, "training.seed=2") for text in self.settings or ())
         return Adaptation(
             memory=memory,
             general=self.general or (),
@@ -75,7 +74,7 @@ class AdaptationFlags:
             minutes=self.minutes,
             method=self.method,
             keep=self.keep,
-            changes=dict(changes),
+            changes=read_settings(self.settings or (), "training.seed=2"),
         )
 
 

@@ -77,16 +77,15 @@ class BackTranslationFlags:
     def settings(self) -> "BackTranslation":
         """The settings of `heedful.back_translation`."""
         from heedful.back_translation import BackTranslation
-        from heedful.recipe_files import read_setting
+        from heedful.recipe_files import read_settings
 
-        changes = (read_setting(text, "training.max_steps=100") for text in self.backward_set or ())
         names = ("beam_size", "temperature", "top_k", "top_p")
         options = {name: getattr(self, name) for name in names}
         return BackTranslation(
             mono=self.mono,
             tag=self.tag or None,
             weight=self.weight,
-            backward_changes=dict(changes),
+            backward_changes=read_settings(self.backward_set or ()),
             backward_model=self.backward,
             decoding={name: value for name, value in options.items() if value is not None},
             optimize=self.optimize,

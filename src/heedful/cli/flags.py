@@ -1,7 +1,6 @@
 """Flags that several commands share, and commands whose flags are the fields of dataclasses."""
 
 import inspect
-import json
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -204,18 +203,14 @@ class TrainingFlags:
     )
 
     @property
-    def overrides(self) -> list[str]:
-        """`key=value` for each key that is set; those of `--set` come last."""
-        values = {
-            key: getattr(self, name)
-            for name, key in RECIPE_KEYS.items()
-            if getattr(self, name) is not None
-        }
-        # JSON, so that no path is read as a number or a date.
-        settings = [
-            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
-        ]
-        return [*settings, *(self.settings or [])]
+    def overrides(self) -> dict[str, Any]:
+        """The values of the keys that are set; `--set` wins over the flag of a key."""
+        from heedful.recipe_files import read_settings
+
+        values = {key: getattr(self, name) for name, key in RECIPE_KEYS.items()}
+        settings = read_settings(self.settings or ())
+        flags = {k: v for k, v in values.items() if v is not None and k not in settings}
+        return flags | settings
 
 
 assert {field.name for field in fields(TrainingFlags)} == {*RECIPE_KEYS, "settings"}
