@@ -1,6 +1,6 @@
 """One optimizer step: batches read ahead, forward and backward passes, update of the weights.
 
-In this order: `TrainStep` and `TrainedNet`, a net with its loss; `MicroBatches`, the batches of a
+In this order: `TrainStep` and `TrainedNet`, a net with its loss; `step_batches`, the batches of a
 step; `WeightUpdates`, whose `take` is the step.
 """
 
@@ -168,83 +168,65 @@ def parts_per_batch(num_batches: int, num_processes: int) -> int:
     return num_processes // gcd(num_batches, num_processes)
 
 
-class MicroBatches:
-    """The micro-batches of each step: the parts of its planned batches, dealt to the processes.
+def step_batches(
+    plan_epoch: Callable[[int], Sequence[Any]],
+    load_batch: Callable[[int, Any], Batch],
+    processes: Processes,
+    *,
+    num_batches: int,
+    num_parts: int,
+    seed: int,
+    device: torch.device,
+    start: Position = (0, 0),
+    num_epochs: int | None = None,
+) -> Iterator[tuple[list[MicroBatch], Position]]:
+    """The micro-batches of this process step by step, and the position of the step after.
 
-    A step has the same parts with the same random numbers for any number of processes, so its
-    gradient depends on that number only by the order of sums.
+    They are the parts of a step's planned batches, dealt to the processes, of which every one has
+    equally many. A step has the same parts with the same random numbers for any number of
+    processes, so its gradient depends on that number only by the order of sums.
 
     Args:
         plan_epoch, load_batch: as in `Trainer`.
         num_batches: planned batches per step, fewer at the end of an epoch.
         num_parts: parts that the rows of a batch are divided into.
         seed: the run's.
+        start: where the first step begins.
+        num_epochs: epochs of the run; None: no end.
+
+    Raises:
+        UserError: an epoch without rows.
     """
-
-    def __init__(
-        self,
-        plan_epoch: Callable[[int], Sequence[Any]],
-        load_batch: Callable[[int, Any], Batch],
-        processes: Processes,
-        *,
-        num_batches: int,
-        num_parts: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self._plan_epoch, self._load_batch = plan_epoch, load_batch
-        self._processes, self._device = processes, device
-        self._num_batches, self._num_parts, self._seed = num_batches, num_parts, seed
-
-    def steps(
-        self, start: Position = (0, 0), num_epochs: int | None = None
-    ) -> Iterator[tuple[list[MicroBatch], Position]]:
-        """The micro-batches of this process step by step, and the position of the step after.
-
-        Every process has equally many in a step.
-
-        Args:
-            start: where the first step begins.
-            num_epochs: epochs of the run; None: no end.
-
-        Raises:
-            UserError: an epoch without rows.
-        """
-        epoch, first = start
-        while num_epochs is None or epoch < num_epochs:
-            batches = self._plan_epoch(epoch)
-            if not len(batches):
-                raise UserError(
-                    f"epoch {epoch} has no training rows; raise the weight of a corpus, or end the "
-                    "run before, by training.max_epochs"
-                )
-            for index in range(first, len(batches), self._num_batches):
-                end = min(index + self._num_batches, len(batches))
-                after = (epoch, end) if end < len(batches) else (epoch + 1, 0)
-                yield self._of_step(epoch, range(index, end), batches), after
-            epoch, first = epoch + 1, 0
-
-    def _of_step(self, epoch: int, indices: range, batches: Sequence[Any]) -> list[MicroBatch]:
-        """The micro-batches of this process in a step over the batches with these indices."""
-        rank, count = self._processes.rank, self._processes.count
-        parts = [(index, part) for index in indices for part in range(self._num_parts)]
-        own = [(index, part, True) for index, part in parts[rank::count]]
-        if len(own) < -(-len(parts) // count):
-            own.append((*parts[0], False))
-        loaded: dict[int, Batch] = {}
-        micro_batches = []
-        for index, part, has_share in own:
-            if index not in loaded:
-                loaded[index] = self._load_batch(epoch, batches[index])
-            rows = loaded[index].part(part, self._num_parts)
-            is_counted = has_share and rows is not None
-            if rows is None:  # the batch has fewer rows than parts
-                rows = loaded[index].part(self._num_parts - 1, self._num_parts)
-            assert rows is not None, "the last part has rows"
-            seeds = np.random.SeedSequence([self._seed, epoch, index, part])
-            seed = int(seeds.generate_state(1, np.uint64)[0])
-            micro_batches.append(MicroBatch(rows.to(self._device), is_counted, seed))
-        return micro_batches
+    epoch, first = start
+    while num_epochs is None or epoch < num_epochs:
+        batches = plan_epoch(epoch)
+        if not len(batches):
+            raise UserError(
+                f"epoch {epoch} has no training rows; raise the weight of a corpus, or end the "
+                "run before, by training.max_epochs"
+            )
+        for step in range(first, len(batches), num_batches):
+            end = min(step + num_batches, len(batches))
+            parts = [(index, part) for index in range(step, end) for part in range(num_parts)]
+            own = [(*indices, True) for indices in parts[processes.rank :: processes.count]]
+            if len(own) < -(-len(parts) // processes.count):
+                own.append((*parts[0], False))
+            loaded = {
+                index: load_batch(epoch, batches[index])
+                for index in dict.fromkeys(index for index, *_ in own)
+            }
+            of_step = []
+            for index, part, has_share in own:
+                rows = loaded[index].part(part, num_parts)
+                is_counted = has_share and rows is not None
+                if rows is None:  # the batch has fewer rows than parts
+                    rows = loaded[index].part(num_parts - 1, num_parts)
+                assert rows is not None, "the last part has rows"
+                seeds = np.random.SeedSequence([seed, epoch, index, part])
+                number = int(seeds.generate_state(1, np.uint64)[0])
+                of_step.append(MicroBatch(rows.to(device), is_counted, number))
+            yield of_step, ((epoch, end) if end < len(batches) else (epoch + 1, 0))
+        epoch, first = epoch + 1, 0
 
 
 def read_ahead(items: Iterator[Item], count: int = STEPS_AHEAD) -> Generator[Item, None, None]:
