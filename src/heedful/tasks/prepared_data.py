@@ -170,8 +170,10 @@ class FirstPass:
             summaries["valid"] = f"{len(valid):,} of {key} (data.valid_size)"
             if num_kept := num_chosen - len(valid):
                 summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
+        is_tail = raw.holds_out_tail and "valid" not in raw.sources
+        compared = ("test",) if is_tail else ("valid", "test")
         known = KnownRows.from_rows(
-            [held_out[name] for name in raw.compared_splits if name in held_out],
+            [held_out[name] for name in compared if raw.drops_held_out and name in held_out],
             both_directions=len(recipe.data.corpora) > 1,  # they may be of both directions
         )
         has_files = not isinstance(raw.sources["train"], Rows)

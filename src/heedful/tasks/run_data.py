@@ -65,13 +65,6 @@ class RawData:
     drops_held_out: bool = True
     problem: Problem = "single_label"
 
-    @property
-    def compared_splits(self) -> tuple[str, ...]:
-        """The held-out splits whose rows are dropped from train."""
-        is_tail = self.holds_out_tail and "valid" not in self.sources
-        names = ("test",) if is_tail else ("valid", "test")
-        return names if self.drops_held_out else ()
-
     def rows_of(self, split: str) -> RowSource:
         """The rows of all sources of a split, one after the other."""
         sources = self.sources[split]
