@@ -20,8 +20,7 @@ from heedful.tasks.start import PreparedRun, checked_task, open_run
 from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.run_report import RecordedRun
 from heedful.training.step import TrainStep
-from heedful.zoo.names import set_weights, trainable, weights_of
-from heedful.zoo.saved import WEIGHTS, load_tensors, read_step
+from heedful.zoo.saved import WEIGHTS, load_tensors, read_step, set_weights, trainable, weights_of
 
 MAX_CHECKPOINTS = 8
 _NUM_BATCHES, _NUM_TOKENS = 2, 1024  # tokens of each batch

@@ -17,7 +17,7 @@ from heedful.training.events import RunStarted, StepDone
 from heedful.training.listeners import read_log
 from heedful.training.optimizer import resolve_precision
 from heedful.training.step import step_batches
-from heedful.zoo.names import weights_of
+from heedful.zoo.saved import weights_of
 from trainers import copied, pairs, settings, small_net, trainer_of
 
 

@@ -25,7 +25,7 @@ from heedful.parts.tokens import Tokens
 from heedful.training.averaging import MovingAverage
 from heedful.training.optimizer import AUTOCAST, make_optimizer
 from heedful.training.step import TrainStep
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 _CPU = torch.device("cpu")
 

@@ -31,8 +31,7 @@ from heedful.tasks.run_data import Inherited, RunData
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.architectures import parameters_on_meta
-from heedful.zoo.names import set_weights, trainable, weights_of
-from heedful.zoo.saved import Base, initialized_net, make_config
+from heedful.zoo.saved import Base, initialized_net, make_config, set_weights, trainable, weights_of
 
 
 def inherited_parts(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> Inherited:

@@ -50,8 +50,7 @@ from heedful.training.parallel import parallelism_of
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction, TrainStep, parts_per_batch
 from heedful.training.trainer import Trainer
-from heedful.zoo.names import trainable, weights_of
-from heedful.zoo.saved import Base, load_tensors
+from heedful.zoo.saved import Base, load_tensors, trainable, weights_of
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 from heedful.config import Optimizer
 from heedful.errors import UserError
 from heedful.training.shards import shard_like
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 AUTOCAST = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SCALER = {"scale": "scaler.scale", "_growth_tracker": "scaler.growth_tracker"}

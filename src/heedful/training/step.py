@@ -37,7 +37,7 @@ from heedful.training.optimizer import (
     optimizer_tensors,
     scaler_tensors,
 )
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 Item = TypeVar("Item")
 Position: TypeAlias = tuple[int, int]  # epoch and batch

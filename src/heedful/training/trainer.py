@@ -47,8 +47,7 @@ from heedful.training.step import (
     read_ahead,
     step_batches,
 )
-from heedful.zoo.names import set_weights, weights_of
-from heedful.zoo.saved import WEIGHTS, load_tensors
+from heedful.zoo.saved import WEIGHTS, load_tensors, set_weights, weights_of
 
 Result = TypeVar("Result")
 _SECONDS_TO_COMPLETE = 60.0  # for a checkpoint, after an error; another process may have ended

@@ -48,8 +48,7 @@ from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache, LayerGroup, layers_by_window
 from heedful.parts.tokens import Tokens
 from heedful.progress import track
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import save_tensors
+from heedful.zoo.saved import save_tensors, weights_of
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
