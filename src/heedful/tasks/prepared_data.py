@@ -101,7 +101,7 @@ class TrainingRows:
         known: the held-out rows whose sources are dropped from train.
     """
 
-    chunks: ChunkFacts
+    chunks: list[ChunkFacts]
     labels: tuple[str, ...]
     split: Split
     known: KnownRows
@@ -109,7 +109,7 @@ class TrainingRows:
     @property
     def num_rows(self) -> int:
         """Training rows, with those whose source is also held out."""
-        return sum(self.chunks.num_rows) - self.split.num_valid
+        return sum(chunk.num_rows for chunk in self.chunks) - self.split.num_valid
 
 
 _JSON = TypeAdapter(TrainingRows)
@@ -223,10 +223,10 @@ def summarize(task: Task, inherited: Inherited) -> DataSummary:
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
     with track("tokenizing", read.scan.num_rows) as advance:
         results = map_in_order(encode, scanned_chunks(train, read.scan.chunks), workers)
-        for columns, num_rows in zip(results, read.scan.chunks.num_rows, strict=True):
+        for columns, chunk in zip(results, read.scan.chunks, strict=True):
             totals.add(columns)
             num_of_label.update(label_counts(columns, encoder.labels, encoder.problem))
-            advance(num_rows)
+            advance(chunk.num_rows)
     report = _checked_train(task, encoder, totals.report, read.train.num_rows, totals.corpora)
     summary = DataSummary(
         read.summaries,
@@ -312,15 +312,15 @@ def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Pat
     writer = ColumnsWriter(directory / "train")
     train = raw.rows_of("train")
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
-    chunks, starts = rows.chunks, rows.chunks.starts
-    with track("tokenizing", starts[-1]) as advance, closing(writer):
-        advance(starts[writer.position])
-        results = map_in_order(encode, scanned_chunks(train, chunks, writer.position), workers)
-        for number, columns in enumerate(results, writer.position + 1):
+    counts, start = [chunk.num_rows for chunk in rows.chunks], writer.position
+    with track("tokenizing", sum(counts)) as advance, closing(writer):
+        advance(sum(counts[:start]))
+        results = map_in_order(encode, scanned_chunks(train, rows.chunks, start), workers)
+        for number, columns in enumerate(results, start + 1):
             writer.append(columns)
             if number % SHARD_CHUNKS == 0:
                 writer.commit(number)
-            advance(chunks.num_rows[number - 1])
+            advance(counts[number - 1])
         corpora = {corpus.name for corpus in writer.corpora}
         report = _checked_train(task, encoder, writer.report, rows.num_rows, corpora)
         writer.complete(report, encoder.info)
