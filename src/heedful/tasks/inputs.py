@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from heedful.data.plans import BLOCK_ROWS
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
-from heedful.data.splits import Split, split_by_source
+from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.data.workers import choose_workers
 from heedful.errors import UserError
@@ -80,8 +79,7 @@ def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> Ra
     columns = next(iter(sources["train"].values())).names
     return RawData(
         {**sources},
-        partial(random_rows, recipe),
-        training_filters(recipe, columns),
+        filters=training_filters(recipe, columns),
         drops_held_out=recipe.data.drop_held_out is not False,
     )
 
@@ -93,12 +91,6 @@ def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
     texts = [name for name in columns if name not in (LABEL, CORPUS)]
     languages = {name: languages_of(recipe, name) for name in recipe.data.corpora or [""]}
     return make_filters(recipe.data.filters, texts, languages)
-
-
-def random_rows(recipe: Recipe, scan: Scan) -> Split:
-    """All rows of random sources: `RawData.hold_out`, where the recipe is given."""
-    assert scan.sources is not None
-    return split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
 
 
 def raw_text_data(recipe: Recipe) -> RawData:
@@ -121,7 +113,7 @@ def raw_text_data(recipe: Recipe) -> RawData:
         return Split(tails=tuple(corpus_tails(raw.rows_of("train"), scan.chunks, size, unit)))
 
     drops = is_table if data.drop_held_out is None else data.drop_held_out
-    return replace(raw, hold_out=hold_out, holds_out_tail=True, drops_held_out=drops)
+    return replace(raw, hold_out_tail=hold_out, drops_held_out=drops)
 
 
 def joint_tokenizer(recipe: Recipe, sample: Rows, **options: Any) -> tuple[Tokenizer, Tokenizer]:

@@ -26,7 +26,7 @@ from heedful.data.row_files import FileRows, depends_on_languages, format_of
 from heedful.data.rows import Rows
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
 from heedful.data.special_tokens import language_tokens
-from heedful.data.splits import KnownRows, Split
+from heedful.data.splits import KnownRows, Split, split_by_source
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
@@ -149,7 +149,7 @@ class FirstPass:
                 summaries |= _summaries(raw.sources[name], read)
         train = raw.rows_of("train")
         workers = choose_workers(recipe.data.workers, train.num_bytes)
-        with_sources = "valid" not in held_out and not raw.holds_out_tail
+        with_sources = "valid" not in held_out and raw.hold_out_tail is None
         scan = scan_rows(
             train, raw.filters, sample_size, workers, with_sources=with_sources, problem=problem
         )
@@ -160,7 +160,11 @@ class FirstPass:
             label_columns(rows, labels, problem)  # raises UserError before the slow steps
         split = Split()
         if "valid" not in held_out:
-            split = raw.hold_out(scan)
+            if raw.hold_out_tail is not None:
+                split = raw.hold_out_tail(scan)
+            else:
+                assert scan.sources is not None
+                split = split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
             valid = take_held_out(train, scan.chunks, split, workers)
             num_chosen = len(valid)
             if labels and problem != "regression":
@@ -170,7 +174,7 @@ class FirstPass:
             summaries["valid"] = f"{len(valid):,} of {key} (data.valid_size)"
             if num_kept := num_chosen - len(valid):
                 summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
-        is_tail = raw.holds_out_tail and "valid" not in raw.sources
+        is_tail = raw.hold_out_tail is not None and "valid" not in raw.sources
         compared = ("test",) if is_tail else ("valid", "test")
         known = KnownRows.from_rows(
             [held_out[name] for name in compared if raw.drops_held_out and name in held_out],

@@ -49,19 +49,17 @@ class RawData:
     Attributes:
         sources: of train, and optionally of valid and test, by the recipe keys that name their
             files, without "data."; rows in memory by the name of their split.
-        hold_out: chooses held-out rows by the facts about those of train; it is called if there is
-            no source of valid.
+        hold_out_tail: where there is no source of valid, chooses the last texts of train by facts
+            about them; they are not compared with train, as lines of running text recur. None: all
+            rows of random sources are held out.
         filters: of the rows of train.
-        holds_out_tail: `hold_out` chooses the last texts, which are not compared with train,
-            as lines of running text recur. Otherwise it chooses whole sources.
         drops_held_out: rows of train with the source of a held-out row are dropped.
         problem: what the labels are.
     """
 
     sources: dict[str, dict[str, FileRows] | Rows]
-    hold_out: Callable[[Scan], Split]
+    hold_out_tail: Callable[[Scan], Split] | None = None
     filters: Sequence[Filter] = ()
-    holds_out_tail: bool = False
     drops_held_out: bool = True
     problem: Problem = "single_label"
 

@@ -42,7 +42,6 @@ from heedful.tasks.inputs import (
     SomeRows,
     joint_tokenizer,
     make_tokenizer,
-    random_rows,
     raw_data,
     two_stack_keys,
 )
@@ -329,7 +328,7 @@ class GeneratedPairs(Translation):
             sources |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return RawData(rows, partial(random_rows, self.recipe))
+        return RawData(rows)
 
 
 def open_pairs(entry: SplitFiles, recipe: Recipe) -> FileRows:
