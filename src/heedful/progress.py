@@ -72,7 +72,11 @@ class ProgressBars:
         def advance(count: int) -> None:
             nonlocal done, last_line
             done, now = done + count, time.monotonic()
-            left = "" if total is None else _time_left(now - started, done, total)
+            left = ""
+            if total is not None:
+                rate = done / max(now - started, 1e-9)
+                seconds = (now - started) * (total - done) / max(1, done)
+                left = f"{rate:,.{0 if rate >= 10 else 1}f}/s, {clock(seconds)} left"
             bars.update(task, completed=done, description=left)
             if not self._console.is_terminal and now - last_line >= self._line_seconds:
                 last_line = now
@@ -113,13 +117,6 @@ class ProgressBars:
     def print_line(self, line: str) -> None:
         """Print a line above the bars, as it is."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _time_left(seconds: float, done: int, total: int) -> str:
-    """Items per second and estimated time left, if `done` of `total` items took `seconds`."""
-    rate = done / max(seconds, 1e-9)
-    left = clock(seconds * (total - done) / max(1, done))
-    return f"{rate:,.{0 if rate >= 10 else 1}f}/s, {left} left"
 
 
 def clock(seconds: float) -> str:
