@@ -12,7 +12,7 @@ from common import argument_parser, command_line, table, write_results
 from heedful.config import Expectation, Recipe
 from heedful.files import read_json
 from heedful.plugins import SHIPPED
-from heedful.recipe_files import load_recipe, shipped_recipes
+from heedful.recipe_files import load_recipe, read_settings, shipped_recipes
 from heedful.run import train
 from heedful.training.events import Evaluated, Event
 from heedful.training.listeners import read_log
@@ -138,7 +138,7 @@ def held_out_losses(name: str, recipe: Recipe, data: Path, runs: Path) -> dict[i
     out = runs / name
     if last not in losses_of_run(out):
         started = (out / "recipe.yaml").is_file()
-        run_recipe = load_recipe(out) if started else load_recipe(name, settings)
+        run_recipe = load_recipe(out) if started else load_recipe(name, read_settings(settings))
         run_recipe = run_recipe.model_copy(update={"expect": recipe.expect})
         ended = train(run_recipe, out, resume=started, on_event=StopAfter(last))
         if ended.reason == "interrupted" and last not in losses_of_run(out):

@@ -13,7 +13,7 @@ from common import argument_parser, command_line, table, write_results
 from heedful.config import Recipe, parse_recipe
 from heedful.dry_run import estimate_run
 from heedful.plan import Plan, PlanOptions, make_plan
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import load_recipe, read_settings
 
 RECIPES = ("copy", "dates", "rhyme")
 QUICK = ("copy",)
@@ -50,7 +50,7 @@ def main() -> None:
     rounds = 1 if arguments.quick else arguments.rounds
     settings = SMALL if arguments.quick else []
     names = QUICK if arguments.quick else RECIPES
-    measured = {name: compare(load_recipe(name, settings), rounds) for name in names}
+    measured = {name: compare(load_recipe(name, read_settings(settings)), rounds) for name in names}
     gpt = GPT | {"model": {**GPT["model"], "num_layers": 1}} if arguments.quick else GPT  # type: ignore[dict-item]
     plans = {gpus: plan_gpt(parse_recipe(gpt), gpus) for gpus in (8, 1024)}
     write_results(

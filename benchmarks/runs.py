@@ -16,7 +16,7 @@ from heedful.data.prepared import cache_folder
 from heedful.evaluation.metrics import corpus_scores
 from heedful.pipelines import Translator, load, parameter_count
 from heedful.recipe_changes import changed_keys
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import load_recipe, read_settings
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunFinished, format_score, score_label
 from heedful.training.folder import facts_of_run
@@ -96,7 +96,9 @@ def finished_run(
     """The finished run in `directory`; trains or resumes it if it is not finished."""
     if not (directory / "scores.json").is_file():
         has_started = (directory / "recipe.yaml").is_file()
-        recipe = load_recipe(directory) if has_started else load_recipe(name, settings)
+        recipe = (
+            load_recipe(directory) if has_started else load_recipe(name, read_settings(settings))
+        )
         result = train(recipe, directory, resume=has_started, on_event=on_event)
         if result.reason == "interrupted":
             raise SystemExit("stopped and saved; run the same command again to continue")

@@ -30,7 +30,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import library as kernels
 from heedful.processes import Processes
-from heedful.training.step import MicroBatches, TrainedNet, TrainStep, WeightUpdates
+from heedful.training.step import TrainedNet, TrainStep, WeightUpdates, step_batches
 from shared_cores_commands import COMMANDS, command_work
 from training_speed import (
     QUICK,
@@ -124,7 +124,7 @@ def trained(size: str, precision: str, batches: Sequence[Batch]) -> Work:
     step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
     alone = Processes()
     updates = WeightUpdates(TrainedNet(step), settings, alone, precision=precision, compiler=None)
-    micro_batches = MicroBatches(
+    batches_of_steps = step_batches(
         lambda epoch: range(len(batches)),
         lambda epoch, index: batches[index],
         alone,
@@ -132,8 +132,10 @@ def trained(size: str, precision: str, batches: Sequence[Batch]) -> Work:
         num_parts=1,
         seed=1,
         device=torch.device("cpu"),
+        start=(1, 0),
+        num_epochs=2,
     )
-    steps = cycle([step for step, _ in micro_batches.steps((1, 0), num_epochs=2)])
+    steps = cycle([step for step, _ in batches_of_steps])
     return lambda: updates.take(next(steps), 1e-4, 1)
 
 

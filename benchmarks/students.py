@@ -38,7 +38,7 @@ from heedful.backends.hardware import cores
 from heedful.backends.manifest import conversion_path
 from heedful.backends.registry import open_conversion
 from heedful.cli.lines import input_chunks
-from heedful.cli.optimize import optimize
+from heedful.cli.optimize import Candidates, optimize
 from heedful.deploy.convert import convert_model
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import read_json, write_json
@@ -207,12 +207,14 @@ def optimize_copy(system: System, run: Path, folder: Path, data: Path) -> None:
         model=folder,
         src=data / "val.en.gz",
         ref=data / "val.de.gz",
-        backend=["ctranslate2"],
-        precision=["int8"],
-        threads=None,
-        use="throughput",
-        tolerance=TOLERANCE,
-        shortlist=system.shortlist,
+        candidates=Candidates(
+            backend=["ctranslate2"],
+            precision=["int8"],
+            threads=None,
+            use="throughput",
+            tolerance=TOLERANCE,
+            shortlist=system.shortlist,
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from heedful.back_translation import BACKWARD, PAIRS, BackTranslation, back_tran
 from heedful.config import Recipe
 from heedful.evaluation.metrics import corpus_scores
 from heedful.pipelines import load_translator
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import load_recipe, read_settings
 from heedful.run import TrainingRun, train
 from runs import QUICK, RUNS, finished_run
 
@@ -73,7 +73,7 @@ def main() -> None:
         if not (out / "forward" / "scores.json").is_file():
             settings_of = BackTranslation([mono], decoding=decoding, backward_model=backward)
             result = back_translate(
-                load_recipe("translation", half), settings_of, out, stage, print
+                load_recipe("translation", read_settings(half)), settings_of, out, stage, print
             )
             if result.reason == "interrupted":
                 raise SystemExit("stopped and saved; run the same command again to continue")

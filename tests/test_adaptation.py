@@ -19,7 +19,7 @@ from heedful.data.splits import normalized
 from heedful.errors import UserError
 from heedful.pipelines import load
 from heedful.run import TrainingRun, train
-from heedful.zoo.names import weights_of
+from heedful.zoo.saved import weights_of
 
 LEARNS = {
     "training.max_steps": 40,

@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 from heedful.backends.hardware import cores
-from heedful.recipe_files import RECIPES, load_recipe
+from heedful.recipe_files import RECIPES, load_recipe, read_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, EXPERIMENTS = ROOT / "benchmarks", ROOT / "experiments"
@@ -539,7 +539,7 @@ def test_rows_of_an_experiment_inherit_settings(monkeypatch: pytest.MonkeyPatch)
             command = {"data": "DATA", "runs": "RUNS", "seed": 1, "other": 2}
             load_recipe(
                 experiment.recipe,
-                [f"{key}={value.format(**command)}" for key, value in settings.items()],
+                read_settings(f"{key}={v.format(**command)}" for key, v in settings.items()),
             )
 
 
@@ -838,7 +838,7 @@ def test_sst2_evaluates_each_classifier_once_and_at_one_size(
     monkeypatch.setattr("sys.argv", ["sst2.py", "--data", "DATA"])
     with pytest.raises(InterruptedError):
         runpy.run_path(str(BENCHMARKS / "sst2.py"), run_name="__main__")
-    recipes = [load_recipe(name, settings) for name, settings in request]
+    recipes = [load_recipe(name, read_settings(settings)) for name, settings in request]
     assert [recipe.task for recipe in recipes] == [*["masked_lm"] * 2, *["classification"] * 3]
     for recipe in recipes[2:]:
         assert recipe.training.evaluate_every == recipe.training.max_steps

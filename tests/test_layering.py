@@ -13,8 +13,8 @@ from heedful.zoo import ARCHITECTURES
 SOURCE = Path(heedful.__file__).parent
 # From the lowest up. Packages (and single files) of one layer do not import each other.
 LAYERS = [
-    {"errors", "lazy", "progress", "task_keys"},
-    {"extras", "files", "openmp", "option_ranges", "plugins", "processes", "terminal"},
+    {"errors", "progress", "task_keys"},
+    {"extras", "files", "openmp", "option_ranges", "plugins", "processes"},
     {"config", "options"},
     {"recipe_changes"},
     {"recipe_files"},

@@ -5,7 +5,7 @@ Public names are imported on first access, so that `import heedful` is fast and 
 
 from typing import TYPE_CHECKING
 
-from heedful.lazy import lazily
+from heedful.extras import lazily
 
 __version__ = "0.1.0"
 

@@ -37,7 +37,7 @@ from heedful.progress import PrintLine
 from heedful.recipe_changes import check_changes
 from heedful.recipe_files import recorded_recipe, with_absolute_paths
 from heedful.run import TrainingRun
-from heedful.tasks.corpora import files_by_split, resolve_paths
+from heedful.tasks.corpora import resolve_paths, split_files
 from heedful.tasks.start import checked_task
 from heedful.tasks.translation import open_pairs
 from heedful.training.folder import is_run
@@ -331,7 +331,7 @@ def _held_out_targets(recipe: Recipe) -> set[str]:
     """The normalized targets of the validation and test pairs, if the recipe drops such rows."""
     if recipe.data.drop_held_out is False:
         return set()
-    entries = (entry for entry in files_by_split(recipe) if entry.split != "train")
+    entries = (entry for entry in split_files(recipe) if entry.split != "train")
     return {
         normalized(text) for entry in entries for text in collect(open_pairs(entry, recipe))["tgt"]
     }

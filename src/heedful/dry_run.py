@@ -27,7 +27,7 @@ from heedful.tasks.start import (
     new_run,
     prepare_data,
 )
-from heedful.training.precision import resolve_precision
+from heedful.training.optimizer import resolve_precision
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of a unit of ru_maxrss
 

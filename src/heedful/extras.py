@@ -1,9 +1,12 @@
-"""The extras of heedful: packages that only some uses need, and the error where one is missing."""
+"""Packages that only some uses need: the extras of heedful, and names imported on first access."""
 
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from heedful.errors import UserError
 
@@ -88,3 +91,24 @@ def is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ImportError:  # of the package that it is in
         return False
+
+
+def lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """A `__getattr__` for a package (PEP 562) that imports its modules and names on first access.
+
+    Args:
+        names: public names by the module of the package that defines them.
+    """
+    homes = {name: f"{package}.{home}" for home, public in names.items() for name in public}
+
+    def __getattr__(name: str) -> Any:
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        try:
+            return import_module(f"{package}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{package}.{name}":
+                raise
+            raise AttributeError(f"module {package} has no attribute {name}") from None
+
+    return __getattr__

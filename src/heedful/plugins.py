@@ -9,7 +9,7 @@ import difflib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -79,6 +79,12 @@ class Registry:
         if isinstance(entry, str):
             entry = self._entries[name] = resolve_name(entry)
         return entry
+
+    def check(self, name: str, *, more: Collection[str] = ()) -> str:
+        """A name in the registry, later plugins included, or in `more`; UserError for another."""
+        if name not in more and name not in self.names():
+            raise UserError(f"unknown value {name}; {nearest(name, [*more, *self.names()])}")
+        return name
 
     def unresolved(self, name: str) -> Any:
         """The entry of a known name, or "module:name" of a built-in one that is not imported."""

@@ -33,18 +33,15 @@ class Processes:
 
     Attributes:
         rank: number of this process, from 0.
+        is_main: this process prepares data, writes and prints: that of rank 0.
         count: number of processes.
         local_rank, local_count: the same among the processes on this machine.
         host_group: torch's group for exchanges through the host; None for one process.
     """
 
     rank, count, local_rank, local_count = 0, 1, 0, 1
+    is_main = True
     host_group: Any = None
-
-    @property
-    def is_main(self) -> bool:
-        """True in the process that prepares data, writes and prints."""
-        return self.rank == 0
 
     def sum(self, values: Sequence[int]) -> list[int]:
         """The sum over the processes of each value."""
@@ -91,6 +88,7 @@ class Group(Processes):
         from torch import distributed
 
         self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+        self.is_main = self.rank == 0
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         # A group for objects and sums on the host, in addition to that of the device.

@@ -6,10 +6,10 @@ be repeated from its folder alone.
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
 import yaml
@@ -43,7 +43,7 @@ _Yaml12.add_implicit_resolver(
 
 
 def load_recipe(
-    recipe: str | PathLike[str], overrides: Sequence[str] | Mapping[str, Any] = ()
+    recipe: str | PathLike[str], overrides: Mapping[str, Any] = MappingProxyType({})
 ) -> Recipe:
     """Read a recipe by path or by the name of a shipped one.
 
@@ -54,7 +54,7 @@ def load_recipe(
     an override, or a recipe over its base, changes a key on which the loss depends.
 
     Args:
-        overrides: `key=value` each, or values by dotted key, as `{"training.max_steps": 5}`.
+        overrides: values by dotted key, as `{"training.max_steps": 5}`.
 
     Raises:
         UserError: no such recipe or base, invalid YAML, an unknown key, a wrong value.
@@ -66,30 +66,24 @@ def load_recipe(
     """
     if not isinstance(recipe, str | PathLike):
         raise UserError(f"recipe must be the name or path of one, not {describe(recipe)}")
+    if not isinstance(overrides, Mapping):
+        raise UserError(
+            f'overrides must be a mapping, as {{"training.max_steps": 100}}, not '
+            f"{describe(overrides)}"
+        )
+    for key in overrides:
+        if not isinstance(key, str):
+            raise UserError(f"overrides: a key must be text, not {describe(key)}")
     path = recipe_path(recipe)
     content, sources = _read_with_bases(path)
-    if isinstance(overrides, Mapping):
-        where, settings = "overrides", [*overrides.items()]
-        for key, _ in settings:
-            if not isinstance(key, str):
-                raise UserError(f"overrides: a key must be text, not {describe(key)}")
-    else:
-        where = "overrides"
-        if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
-            raise UserError(
-                "overrides must be a mapping or a list of key=value, as "
-                f'{{"training.max_steps": 100}}, not {describe(overrides)}'
-            )
-        settings = [read_setting(text, "training.max_steps=100") for text in overrides]
-    if any(key == "init_from" and value for key, value in settings):
+    if overrides.get("init_from"):
         # The model that the run starts from has its sizes, except for overrides.
         model = content.get("model") or {}
         content["model"] = {key: model[key] for key in model if "dropout" in str(key)}
-    keys = [key for key, _ in settings]
-    drop_stale_bands(content, keys)
-    for key, value in settings:
+    drop_stale_bands(content, overrides)
+    for key, value in overrides.items():
         set_key(content, key, value)
-    return parse_recipe(content, str(path), {where: keys, **sources})
+    return parse_recipe(content, str(path), {"overrides": [*overrides], **sources})
 
 
 def recorded_recipe(path: Path) -> Recipe:
@@ -250,16 +244,23 @@ def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def read_setting(setting: str, example: str) -> tuple[str, Any]:
-    """Parse `KEY=VALUE`; raises UserError with an example where it is malformed."""
-    key, equals, text = setting.partition("=")
-    if not equals or not all(key.split(".")):
-        raise UserError(f"overrides: {setting}: write key=value, for example {example}")
-    if any("\ud800" <= character <= "\udfff" for character in setting):
-        raise UserError(f"overrides: {setting}: not UTF-8; convert it")
-    if text == "-":  # in YAML a list with an empty item
-        return key, text
-    try:
-        return key, parse_yaml(text, "overrides") if text else None
-    except UserError:
-        return key, text
+def read_settings(
+    settings: Iterable[str], example: str = "training.max_steps=100"
+) -> dict[str, Any]:
+    """The values of `KEY=VALUE` by key, of a key that is repeated the last one.
+
+    A value is YAML, or else text. Raises UserError with the example where a setting is malformed.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UserError(f"overrides: {setting}: write key=value, for example {example}")
+        if any("\ud800" <= character <= "\udfff" for character in setting):
+            raise UserError(f"overrides: {setting}: not UTF-8; convert it")
+        values.pop(key, None)  # its place is that of the last one
+        try:  # - is a list with an empty item in YAML
+            values[key] = text if text == "-" else parse_yaml(text, "overrides") if text else None
+        except UserError:
+            values[key] = text
+    return values

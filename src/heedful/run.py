@@ -62,8 +62,7 @@ from heedful.training.listeners import (
 from heedful.training.run_report import write_run_report
 from heedful.training.trainer import Trainer
 from heedful.training.verdict import ExpectationListener, general_verdicts
-from heedful.zoo.names import set_weights
-from heedful.zoo.saved import WEIGHTS
+from heedful.zoo.saved import WEIGHTS, set_weights
 
 _SPLITS = {"test": "test text", "valid": "held-out text"}
 

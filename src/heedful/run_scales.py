@@ -20,8 +20,7 @@ from heedful.tasks.start import PreparedRun, checked_task, open_run
 from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.run_report import RecordedRun
 from heedful.training.step import TrainStep
-from heedful.zoo.names import set_weights, trainable, weights_of
-from heedful.zoo.saved import WEIGHTS, load_tensors, read_step
+from heedful.zoo.saved import WEIGHTS, load_tensors, read_step, set_weights, trainable, weights_of
 
 MAX_CHECKPOINTS = 8
 _NUM_BATCHES, _NUM_TOKENS = 2, 1024  # tokens of each batch
@@ -82,7 +81,7 @@ def _checkpoint_files(folder: Path) -> dict[int, Path]:
 def _batches(run: PreparedRun, device: torch.device) -> list[Batch]:
     """The first rows of the first batches of a training epoch."""
     task, data = run.task, run.data
-    plan = task.plan_epoch(data, 0)
+    plan = task.plan_epoch(data)
     batches = [task.collate(data, plan[index]) for index in range(min(_NUM_BATCHES, len(plan)))]
     counts = [max(1, -(-batch.num_tokens // _NUM_TOKENS)) for batch in batches]
     some = [

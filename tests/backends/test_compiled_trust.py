@@ -23,7 +23,7 @@ from heedful.backends.aot.compiled_net import CONSTANTS, GRAPHS, KERNEL, TABLE, 
 from heedful.backends.aot.trust import check_recorded, described, digest_of, record
 from heedful.backends.manifest import BackendChoice, Manifest, conversion_path
 from heedful.errors import UserError
-from heedful.kernels import cache
+from heedful.kernels import build
 
 FACTS = CompiledFacts(family="decoder_only", max_length=16, graphs=["step"])
 SOURCE = '#include <cstdio>\n__attribute__((constructor)) void run() { fclose(fopen(MARK, "w")); }'
@@ -164,18 +164,18 @@ def test_code_is_kept_only_where_other_users_cannot_write(
     shared = tmp_path / "shared"
     shared.mkdir()
     monkeypatch.setenv("HEEDFUL_CACHE", str(shared / "heedful"))
-    folder = cache.code_folder("kernels")
+    folder = build.code_folder("kernels")
     assert folder.stat().st_mode & 0o777 == 0o700
     shared.chmod(0o777)
     with pytest.raises(UserError, match=rf"other users can write in {shared}"):
-        cache.code_folder("kernels")
+        build.code_folder("kernels")
     with pytest.raises(UserError, match="set HEEDFUL_CACHE to a folder of your own"):
         record("0" * 64)
     shared.chmod(0o1777)  # as /tmp: only owners replace their entries
-    cache.code_folder("kernels")
+    build.code_folder("kernels")
     folder.chmod(0o1777)
     with pytest.raises(UserError, match=rf"other users can write in {folder}"):
-        cache.code_folder("kernels")
+        build.code_folder("kernels")
     folder.chmod(0o700)
 
 
@@ -208,18 +208,18 @@ def test_users_whose_primary_group_may_write_count(
     monkeypatch.setattr(pwd, "getpwall", lambda: [me, *(entry(*user) for user in users)])
     names = grp.struct_group(("group", "", group, members))
     monkeypatch.setattr(grp, "getgrgid", lambda number: names)
-    assert cache._has_others(group) is is_open
+    assert build._has_others(group) is is_open
     if group == 700:
         monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-        folder = cache.code_folder("kernels")
+        folder = build.code_folder("kernels")
         folder.chmod(0o770)
-        own, has_others = folder.stat().st_gid, cache._has_others
-        monkeypatch.setattr(cache, "_has_others", lambda found: found != own or has_others(700))
+        own, has_others = folder.stat().st_gid, build._has_others
+        monkeypatch.setattr(build, "_has_others", lambda found: found != own or has_others(700))
         if is_open:
             with pytest.raises(UserError, match=rf"other users can write in {folder}"):
-                cache.code_folder("kernels")
+                build.code_folder("kernels")
         else:
-            assert cache.code_folder("kernels") == folder
+            assert build.code_folder("kernels") == folder
 
 
 def test_a_record_is_a_file_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_a_folder_of_records_is_no_link(tmp_path: Path, monkeypatch: pytest.Monk
         record("0" * 64)
     (tmp_path / "link").symlink_to(tmp_path / "cache")  # of the user's own, to the whole cache
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "link"))
-    assert cache.code_folder("kernels") == tmp_path.resolve() / "cache" / "kernels"
+    assert build.code_folder("kernels") == tmp_path.resolve() / "cache" / "kernels"
 
 
 def test_a_folder_of_another_user_is_not_used(
@@ -265,7 +265,7 @@ def test_a_folder_of_another_user_is_not_used(
         monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     with pytest.raises(UserError, match="other users can write in"):
-        cache.code_folder("kernels")
+        build.code_folder("kernels")
 
 
 def test_inductor_does_not_use_its_shared_folder(
@@ -274,8 +274,8 @@ def test_inductor_does_not_use_its_shared_folder(
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     for former in ("", default_cache_dir()):  # torch sets the variable when it is imported
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", former)
-        cache.use_own_inductor_cache()
+        build.use_own_inductor_cache()
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path.resolve() / "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    cache.use_own_inductor_cache()
+    build.use_own_inductor_cache()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"

@@ -12,7 +12,7 @@ from heedful.cli import demo as demo_command
 from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.examples.dates import EXAMPLES_FOR_PEOPLE, generate
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import load_recipe, read_settings
 from heedful.run import train
 
 SHORT = (
@@ -45,7 +45,7 @@ def run_demo(out: Path, *, ok: bool = True) -> str:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo") / "run"
-    train(load_recipe("dates", SHORT), out)
+    train(load_recipe("dates", read_settings(SHORT)), out)
     return out
 
 
@@ -95,7 +95,9 @@ def test_a_stopped_run_goes_on_with_its_own_recipe(tmp_path: Path) -> None:
     out.mkdir()
     facts = {"heedful": "0.1.0", "precision": "fp32"}
     (out / "run.json").write_text(json.dumps(facts))
-    (out / "recipe.yaml").write_text(load_recipe("dates", SHORT).to_yaml(), encoding="utf-8")
+    (out / "recipe.yaml").write_text(
+        load_recipe("dates", read_settings(SHORT)).to_yaml(), encoding="utf-8"
+    )
     output = run_demo(out)
     assert "Continuing the recipe dates" in output
     assert "all steps done after step 4" in output

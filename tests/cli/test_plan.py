@@ -95,7 +95,7 @@ def test_the_steps_of_a_plan_are_those_of_an_epoch(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(StepTimer, "take", take)
     monkeypatch.setattr(ProductTimer, "rate", 1e9)
-    plan = make_plan(load_recipe("rhyme", []), PlanOptions(), lambda line: None)
+    plan = make_plan(load_recipe("rhyme"), PlanOptions(), lambda line: None)
     assert plan.tokens_per_step == 160, "batches of 64 and 256 tokens"
     assert plan.seconds_per_step == pytest.approx(0.002 + 160e-6, rel=0.02)
 
@@ -114,8 +114,8 @@ def test_what_does_not_fit_is_said_with_changes_that_do(gpt: Path) -> None:
 
 
 def test_a_net_that_no_machine_holds_is_planned(gpt: Path) -> None:
-    sizes = "{architecture: llama, size: 3-70b, num_layers: 2, d_ff: 1400000}"
-    recipe = load_recipe(gpt, [f"model={sizes}"])
+    sizes = {"architecture": "llama", "size": "3-70b", "num_layers": 2, "d_ff": 1_400_000}
+    recipe = load_recipe(gpt, {"model": sizes})
     options = PlanOptions(gpu="h100", gpus=64, parallel="fsdp", tokens=10**12)
     plan = make_plan(recipe, options, lambda line: None)
     assert plan.num_parameters["total"] > 68e9

@@ -21,7 +21,7 @@ from heedful.config.keys import flatten, keys_of, type_name
 from heedful.errors import UserError
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
-from heedful.recipe_files import RECIPES, load_recipe, shipped_recipes
+from heedful.recipe_files import RECIPES, load_recipe, read_settings, shipped_recipes
 from heedful.tasks.language_modeling import WindowSettings
 from heedful.tasks.masked_lm import Masking
 from heedful.tasks.noise import BartNoise, T5Noise
@@ -212,23 +212,26 @@ def test_the_rhyme_runs_on_its_own_text(commands, tmp_path):
     assert scores["num_characters"] == len((RECIPES / "rhyme.txt").read_text(encoding="utf-8"))
 
 
+def overridden(name: str, *settings: str) -> Recipe:
+    """A recipe with the settings of `--set`."""
+    return load_recipe(name, read_settings(settings))
+
+
 # --- overrides ------------------------------------------------------------------------------
 
 
 def test_overrides_are_read_as_yaml():
-    recipe = load_recipe(
-        "copy",
-        [
-            "training.max_steps=7",
-            "training.max_epochs=null",
-            "training.optimizer.betas=[0.8, 0.9]",
-            "training.schedule.learning_rate=1e-3",
-            "training.tensorboard=true",
-            "data.src_language=en",
-            "model.positions=none",
-            "training.clip_norm=",
-        ],
-    )
+    settings = [
+        "training.max_steps=7",
+        "training.max_epochs=null",
+        "training.optimizer.betas=[0.8, 0.9]",
+        "training.schedule.learning_rate=1e-3",
+        "training.tensorboard=true",
+        "data.src_language=en",
+        "model.positions=none",
+        "training.clip_norm=",
+    ]
+    recipe = overridden("copy", *settings)
     training = recipe.training
     assert (training.max_steps, training.max_epochs) == (7, None)
     assert training.optimizer.betas == (0.8, 0.9)
@@ -239,12 +242,12 @@ def test_overrides_are_read_as_yaml():
 
 
 def test_an_override_is_split_at_the_first_equals_sign_and_the_last_one_wins():
-    recipe = load_recipe("translation", ["data.train.src=a=b.en", "data.train.tgt=c.de"])
+    recipe = overridden("translation", "data.train.src=a=b.en", "data.train.tgt=c.de")
     assert recipe.data.train.src == "a=b.en"
-    recipe = load_recipe("copy", ["training.max_steps=7", "training.max_steps=8"])
+    recipe = overridden("copy", "training.max_steps=7", "training.max_steps=8")
     assert recipe.training.max_steps == 8
     for text in ("2020-13-45", "[1, ", "a: b: c", "@x"):  # no YAML
-        assert load_recipe("copy", [f"data.src_language={text}"]).data.src_language == text
+        assert overridden("copy", f"data.src_language={text}").data.src_language == text
 
 
 REFUSED = {
@@ -257,7 +260,7 @@ REFUSED = {
 @pytest.mark.parametrize(("override", "message"), REFUSED.items())
 def test_an_override_without_key_or_value_is_refused(override, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        load_recipe("copy", [override])
+        overridden("copy", override)
 
 
 def test_a_mistyped_key_suggests_the_right_one():
@@ -267,7 +270,7 @@ def test_a_mistyped_key_suggests_the_right_one():
     for key in keys:
         last = key.rpartition(".")[2]
         with pytest.raises(UserError) as refused:
-            load_recipe("copy", [f"{key}x=1"])
+            overridden("copy", f"{key}x=1")
         assert f"unknown key {key}x; " in str(refused.value)
         hint = re.search(r"did you mean (\w+)\?", str(refused.value))
         assert hint is not None, key
@@ -277,7 +280,7 @@ def test_a_mistyped_key_suggests_the_right_one():
 
 def test_the_first_error_is_named_and_the_others_are_counted():
     with pytest.raises(UserError, match=r"\(and 1 more\)"):
-        load_recipe("copy", ["training.gradient_accumulation=0", "training.log_every=0"])
+        overridden("copy", "training.gradient_accumulation=0", "training.log_every=0")
 
 
 def test_a_value_of_a_wrong_type_names_the_types():
@@ -287,19 +290,19 @@ def test_a_value_of_a_wrong_type_names_the_types():
         "data.src_language=[1]": r"data\.src_language: input should be a valid string, not \[1\]$",
     }.items():
         with pytest.raises(UserError, match=f"^overrides: {message}"):
-            load_recipe("copy", [setting])
+            overridden("copy", setting)
 
 
 @pytest.mark.parametrize("code", ["no", "on", "off", "y", "n", "yes", "No"])
 def test_a_language_code_is_text(code, tmp_path):
     """`no` is Norwegian, and was false in YAML 1.1."""
-    assert load_recipe("copy", [f"data.src_language={code}"]).data.src_language == code
+    assert overridden("copy", f"data.src_language={code}").data.src_language == code
     file = tmp_path / "r.yaml"
     file.write_text(f"data: {{src_language: {code}}}\ntraining: {{max_steps: 1}}\n")
     recipe = load_recipe(file)
     assert recipe.data.src_language == code
     assert parse_recipe(yaml.safe_load(recipe.to_yaml())) == recipe
-    assert load_recipe("copy", ["training.tensorboard=no"]).training.tensorboard is False
+    assert overridden("copy", "training.tensorboard=no").training.tensorboard is False
 
 
 RULES = {
@@ -333,7 +336,7 @@ def test_contradictory_keys_are_refused(message, content):
 @given(st.sampled_from(["training.seed", "data.generated.seed"]), st.integers(0, 2**40))
 def test_changed_keys_names_both_values(key, value):
     before = load_recipe("copy")
-    now = load_recipe("copy", [f"{key}={value}"])
+    now = overridden("copy", f"{key}={value}")
     expected = [] if value == 1 else [f"{key} (1 -> {value})"]
     assert changed_keys(before, now) == expected
 
@@ -572,7 +575,7 @@ def test_a_recipe_is_replaced_by_dotted_key():
 def test_overrides_can_be_values_by_dotted_key():
     keys = {"training.max_steps": 5, "training.optimizer.betas": (0.8, 0.9), "data.max_length": 9}
     recipe = load_recipe("copy", keys)
-    assert recipe == load_recipe("copy", [f"{k}={json.dumps(v)}" for k, v in keys.items()])
+    assert recipe == overridden("copy", *(f"{k}={json.dumps(v)}" for k, v in keys.items()))
     with pytest.raises(UserError, match=r"^overrides: unknown key training\.max_stpes; did you"):
         load_recipe("copy", {"training.max_stpes": 5})
     with pytest.raises(UserError, match=r"^overrides: unknown key trainig; did you mean training"):

@@ -2,13 +2,14 @@
 
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import product
 
 import numpy as np
 import pytest
 
 from heedful.config import Filters
-from heedful.data.filters import FilterChain, HashSet, make_filters
+from heedful.data.filters import HashSet, apply_filters, make_filters
 from heedful.data.language_tags import macrolanguage_of
 from heedful.data.languages import (
     LETTERS,
@@ -47,13 +48,13 @@ def pairs(rows: Sequence[tuple[str, str]]) -> Rows:
     return Rows({"src": src, "tgt": tgt})
 
 
-def apply(settings: dict, chunks: Sequence[Rows], **options) -> tuple[list, FilterChain]:
+def apply(settings: dict, chunks: Sequence[Rows], **options) -> tuple[list, FilterReport]:
     languages = options.get("languages", ("en", "ru"))
     columns = [*chunks[0].columns]
-    chain = FilterChain(make_filters(Filters(**settings), columns, {"": languages}))
-    kept = [chain.apply(chunk)[0] for chunk in chunks]
+    filters = make_filters(Filters(**settings), columns, {"": languages})
+    kept, _, reports = zip(*(apply_filters(filters, chunk) for chunk in chunks), strict=True)
     rows = [row for chunk in kept for row in zip(*chunk.columns.values(), strict=True)]
-    return rows, chain
+    return rows, reduce(FilterReport.plus, reports)
 
 
 def script_of(character: str) -> str:
@@ -92,10 +93,10 @@ DEFINITIONS = {
 def test_each_filter_keeps_what_its_definition_keeps(name: str) -> None:
     value, is_kept = DEFINITIONS[name]
     expected = [pair for pair in PAIRS if is_kept(*pair)]
-    actual, chain = apply({name: value}, [pairs(PAIRS)])
+    actual, report = apply({name: value}, [pairs(PAIRS)])
     assert 0 < len(expected) < len(PAIRS)
     assert actual == expected
-    [count] = chain.report.filters
+    [count] = report.filters
     assert (count.num_seen, count.num_dropped) == (len(PAIRS), len(PAIRS) - len(expected))
     dropped = [pair for pair in PAIRS if not is_kept(*pair)][:MAX_EXAMPLES]
     assert [tuple(example.texts.values()) for example in count.examples] == dropped
@@ -120,35 +121,36 @@ def test_repeated_rows_are_dropped_across_chunks(part: str, of: tuple[int, ...])
 def test_results_and_reports_do_not_depend_on_the_chunks() -> None:
     settings = {"max_words": 3, "min_letters": 0.4, "unique": ["row", "tgt"], "max_ratio": 3}
     rows = [*PAIRS, *PAIRS[::-1]]
-    whole, chain = apply(settings, [pairs(rows)])
-    parts, parts_chain = apply(settings, [pairs(rows[i : i + 11]) for i in range(0, len(rows), 11)])
+    whole, report = apply(settings, [pairs(rows)])
+    some = [pairs(rows[start : start + 11]) for start in range(0, len(rows), 11)]
+    parts, parts_report = apply(settings, some)
     assert whole == parts
 
     def counts(report: FilterReport) -> Iterator[tuple]:
         for count in report.filters:
             yield count.label, count.num_seen, count.num_dropped, [e.texts for e in count.examples]
 
-    assert [*counts(chain.report)] == [*counts(parts_chain.report)]
+    assert [*counts(report)] == [*counts(parts_report)]
     # A filter sees what earlier ones keep, in the order of the keys; duplicates come last.
-    labels = [count.label for count in chain.report.filters]
+    labels = [count.label for count in report.filters]
     assert labels == ["max_words 3", "max_ratio 3", "min_letters 0.4", "unique row", "unique tgt"]
-    seen = [count.num_seen for count in chain.report.filters]
-    dropped = [count.num_dropped for count in chain.report.filters]
+    seen = [count.num_seen for count in report.filters]
+    dropped = [count.num_dropped for count in report.filters]
     assert seen[1:] == [a - b for a, b in zip(seen, dropped, strict=True)][:-1]
     assert seen[-1] - dropped[-1] == len(whole)
-    assert FilterReport.from_json(chain.report.to_json()) == chain.report
-    assert chain.report.num_dropped == len(rows) - len(whole)
+    assert FilterReport.from_json(report.to_json()) == report
+    assert report.num_dropped == len(rows) - len(whole)
 
 
 def test_the_report_of_the_rows_counts_what_was_dropped() -> None:
     rows = pairs([("a", "b"), ("a b", "b"), ("c", "d")])
-    chain = FilterChain(make_filters(Filters(max_words=1), ["src", "tgt"], {"": (None, None)}))
-    kept, indices = chain.apply(rows)
+    filters = make_filters(Filters(max_words=1), ["src", "tgt"], {"": (None, None)})
+    kept, indices, report = apply_filters(filters, rows)
     assert indices.tolist() == [0, 2]
     assert (kept.report.num_lines, kept.report.num_kept, kept.report.num_filtered) == (3, 2, 1)
     assert kept.report.summary() == "3 lines read, 2 pairs kept; 1 dropped by filters"
-    assert chain.report.summary("pairs") == "1 of 3 pairs dropped (33.3%); max_words 1: 1"
-    chain.report.check()
+    assert report.summary("pairs") == "1 of 3 pairs dropped (33.3%); max_words 1: 1"
+    report.check()
 
 
 TEXTS_BY_LANGUAGE = {
@@ -170,12 +172,12 @@ def test_pairs_with_a_side_in_another_language_are_dropped(src: str, tgt: str) -
     rows = [
         (a, b) for own, other in product(texts, texts) for a in texts[own] for b in texts[other]
     ]
-    kept, chain = apply({"language": True}, [pairs(rows)], languages=(src, tgt))
+    kept, report = apply({"language": True}, [pairs(rows)], languages=(src, tgt))
     expected = [
         row for row in rows if row[0] in texts[src[:2]] and row[1] in texts[tgt[:2].lower()]
     ]
     assert kept == expected
-    [count] = chain.report.filters
+    [count] = report.filters
     assert (count.label, count.num_dropped) == ("language 0.5", len(rows) - 4)
     assert len(count.examples) == MAX_EXAMPLES
 
@@ -186,8 +188,8 @@ def test_a_text_is_dropped_by_the_probability_of_its_language() -> None:
     texts = [german, german[:6], "", "1 2 3", "?"]
     for limit, num_kept in ((probability - 1e-4, 4), (min(1, probability + 1e-4), 5)):
         settings = Filters(language=True, language_probability=limit)
-        chain = FilterChain(make_filters(settings, ["text"], {"": ("en", None)}))
-        assert len(chain.apply(Rows({"text": [*texts]}))[0]) == num_kept
+        filters = make_filters(settings, ["text"], {"": ("en", None)})
+        assert len(apply_filters(filters, Rows({"text": [*texts]}))[0]) == num_kept
 
 
 def test_members_of_a_macrolanguage_are_one_language() -> None:
@@ -228,9 +230,9 @@ def test_a_language_that_cannot_be_identified_is_refused(languages: dict, messag
 
 
 def test_a_filter_that_drops_everything_is_named() -> None:
-    _, chain = apply({"min_characters": 1, "min_words": 9}, [pairs(PAIRS[:3]), pairs(PAIRS[3:9])])
+    _, report = apply({"min_characters": 1, "min_words": 9}, [pairs(PAIRS[:3]), pairs(PAIRS[3:9])])
     with pytest.raises(UserError, match=r"^data\.filters\.min_words: 9 drops all 9 rows"):
-        chain.report.check()
+        report.check()
 
 
 def test_a_hash_set_is_a_set() -> None:

@@ -1,5 +1,7 @@
 """The parts of a batch, each a forward and backward pass, together have its rows and its loss."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
 from heedful.processes import Processes
-from heedful.training.step import MicroBatches, parts_per_batch
+from heedful.training.step import parts_per_batch, step_batches
 from trainers import batch_for
 
 NETS = ("vaswani2017", "bert", "gpt2")
@@ -47,7 +49,7 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
     batch: Batch = batch_for(net)
 
     def parts_of(rank: int, processes: int) -> list[list[tuple[int, ...]]]:
-        micro_batches = MicroBatches(
+        batches = step_batches(
             lambda epoch: range(5),
             lambda epoch, item: batch,
             _Process(rank, processes),
@@ -55,9 +57,10 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
             num_parts=2,
             seed=1,
             device=torch.device("cpu"),
+            num_epochs=2,
         )
         steps = []
-        for own, _ in micro_batches.steps(num_epochs=2):
+        for own, _ in batches:
             steps.append([(rows.seed, *rows.batch.indices) for rows in own if rows.is_counted])
             lengths.setdefault(len(steps), set()).add(len(own))
         return steps
@@ -76,18 +79,12 @@ def test_processes_share_the_parts_of_every_step(count: int) -> None:
 def test_steps_from_a_position_are_those_that_follow_it() -> None:
     """Seeds and positions, also across the end of an epoch whose last step is shorter."""
     batch = batch_for(tiny("vaswani2017"))
-    micro_batches = MicroBatches(
-        lambda epoch: range(5),
-        lambda epoch, item: batch,
-        Processes(),
-        num_batches=2,
-        num_parts=1,
-        seed=1,
-        device=torch.device("cpu"),
-    )
+    keys: Any = {"num_batches": 2, "num_parts": 1, "seed": 1, "device": torch.device("cpu")}
 
     def steps(start: tuple[int, int]) -> list[tuple[list[int], tuple[int, int]]]:
-        return [([rows.seed for rows in own], at) for own, at in micro_batches.steps(start, 3)]
+        plan, load = (lambda epoch: range(5)), (lambda epoch, item: batch)
+        batches = step_batches(plan, load, Processes(), **keys, start=start, num_epochs=3)
+        return [([rows.seed for rows in own], at) for own, at in batches]
 
     whole = steps((0, 0))
     assert [len(seeds) for seeds, _ in whole] == [2, 2, 1] * 3
@@ -100,7 +97,7 @@ def test_steps_from_a_position_are_those_that_follow_it() -> None:
 def test_an_epoch_without_rows_is_an_error_and_no_endless_search() -> None:
     """As of corpora that all have weight 0 from an epoch on."""
     batch = batch_for(tiny("vaswani2017"))
-    micro_batches = MicroBatches(
+    steps = step_batches(
         lambda epoch: [] if epoch else [0],
         lambda epoch, item: batch,
         Processes(),
@@ -108,8 +105,8 @@ def test_an_epoch_without_rows_is_an_error_and_no_endless_search() -> None:
         num_parts=1,
         seed=1,
         device=torch.device("cpu"),
+        num_epochs=2,
     )
-    steps = micro_batches.steps(num_epochs=2)
     assert next(steps)[1] == (1, 0)
     with pytest.raises(UserError, match="epoch 1 has no training rows; raise"):
         next(steps)

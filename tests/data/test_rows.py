@@ -35,7 +35,7 @@ from heedful.data.splits import (
 )
 from heedful.data.text_files import BlockPlace, read_lines
 from heedful.errors import UserError
-from heedful.tasks.corpora import files_by_split
+from heedful.tasks.corpora import split_files
 from heedful.tasks.translation import open_pairs
 
 PAIR: dict[str, Any] = {"src": None, "tgt": None}
@@ -621,7 +621,7 @@ def test_columns_named_by_other_languages_than_the_runs_are_refused(
             "training": {"max_steps": 1},
         }
     )
-    [entry] = files_by_split(recipe)
+    [entry] = split_files(recipe)
     if not columns:
         assert collect(open_pairs(entry, recipe)).columns == {"src": ["x"], "tgt": ["y"]}
         return

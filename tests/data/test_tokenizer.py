@@ -430,7 +430,7 @@ def test_invisible_characters_are_those_of_unicode_and_controls() -> None:
     """By the tables of the `tokenizers` library, but for whitespace."""
     from tokenizers import Regex, normalizers
 
-    from heedful.data.invisible import is_blank
+    from heedful.data.rows import is_blank
 
     removed = normalizers.Replace(Regex(r"[\p{Default_Ignorable_Code_Point}\p{Cc}\s]"), "")
     wrong = [

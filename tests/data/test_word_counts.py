@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.invisible import INVISIBLE_CHARACTER
+from heedful.data.rows import INVISIBLE_CHARACTER
 from heedful.data.tokenizer import train_tokenizer
 from heedful.data.tokenizer_training import (
     SPECIALS,
@@ -33,13 +33,12 @@ def test_training_on_words_equals_training_on_texts(
 ) -> None:
     texts = ["ab. Aa b", *texts, *texts[:3] * repeats]
     choices = TrainingSettings(kind, 300, True, normalization, SPECIALS, False, "none", True)
-    assert choices.separation is not None
-    words = count_words(texts, choices.separation)
+    words = count_words(texts, "borders" if kind == "byte_bpe" else "spaces")
     known = {*INVISIBLE_CHARACTER.findall("".join(texts))}
     one, other = _untrained(choices, known), _untrained(choices, known)
-    trainer = _trainer(one, texts, choices, 300)
+    trainer = _trainer(one, texts, texts, choices)
     one.train_from_iterator(texts, trainer=trainer)
-    train_on_words(other, words, _trainer(other, words, choices, 300))
+    train_on_words(other, words, _trainer(other, texts, words, choices))
     expected, actual = (json.loads(_canonical(b, choices).to_str()) for b in (one, other))
     assert actual == expected
 

@@ -18,7 +18,7 @@ from backend_models import model_of
 from heedful.errors import UserError
 from heedful.export.peft import export_peft, import_peft
 from heedful.models import LoRA
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

@@ -52,7 +52,7 @@ def run(folder: Path, out: Path, **options: Any) -> Any:
         defaults["options"] = {"max_new_tokens": 4}
     flags = {name: options.pop(name, None) for name in PAGE}
     defaults["page"] = PageFlags(**flags)
-    inspect_.__wrapped__(model=folder, out=out, **{"options": {}, **defaults, **options})  # type: ignore[attr-defined]
+    inspect_(model=folder, out=out, **{"options": {}, **defaults, **options})
     return data_of(out)
 
 

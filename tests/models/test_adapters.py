@@ -22,7 +22,7 @@ from heedful.models.adapters import (
 )
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.lora import LoRALinear
-from heedful.zoo.names import trainable, weights_of
+from heedful.zoo.saved import trainable, weights_of
 from option_space import EXACT, texts_of, tokens_of
 
 

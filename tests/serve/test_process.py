@@ -62,8 +62,8 @@ def test_prefix_tokens_without_a_model_that_keeps_them_are_noted(
     registry = SimpleNamespace(models={"a": SimpleNamespace(keeps_prefixes=keeps)})
     monkeypatch.setattr("heedful.serve.server.serve", lambda *a: a[-1]("the address", registry))
     monkeypatch.setattr("heedful.cli.serve._log_to_stderr", lambda: None)
-    settings = {**vars(Settings()), "prefix_tokens": given}
-    serve(models=[str(model)], host="127.0.0.1", port=0, check=False, **settings)
+    settings = Settings(prefix_tokens=given)
+    serve(models=[str(model)], host="127.0.0.1", port=0, check=False, settings=settings)
     has_note = "note: --prefix-tokens has no effect" in capsys.readouterr().err
     assert has_note == (given is not None and not keeps)
 

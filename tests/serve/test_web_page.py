@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 import httpx
 
-from heedful.data.invisible import is_blank
+from heedful.data.rows import is_blank
 from heedful.documents import FORMATS, read_document, translate_document
 from heedful.fidelity.reasons import TEXTS as REASONS
 from heedful.insight import alignments

@@ -23,7 +23,7 @@ from heedful.export.peft import export_peft, import_peft
 from heedful.models import LoRA
 from heedful.models.adapters import lora_layers
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 CLOSE = 1e-4
 CHANGED = 1e-2  # the least change of the logits by an adapter

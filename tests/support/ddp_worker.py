@@ -31,10 +31,10 @@ def main(folder: Path, rank: int, world: int) -> None:
     )
     for path in sorted(folder.glob("*.yaml")):
         run = PreparedTask(load_recipe(path), folder / "data")
-        plan = run.task.plan_epoch(run.data, 0)[:world]
+        plan = run.plan_epoch(0)[:world]
         targets = sum(run.load_batch(item).num_targets for item in plan)
         step = DistributedDataParallel(train_step(run).eval())
-        actual = step(run.load_batch(run.task.plan_epoch(run.data, 0)[rank::world][0]))
+        actual = step(run.load_batch(run.plan_epoch(0)[rank::world][0]))
         # DDP takes the mean over the processes; the loss is of all their targets.
         (actual.loss * world / targets).backward()
         if rank == 0:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ class PreparedTask:
         self.task = plugins.task.get(recipe.task)(recipe)
         self.task.check()
         self.data = prepare(self.task, folder, inherited or Inherited(), self.printed_lines.append)
+        if recipe.training.compile:
+            self.data = replace(self.data, shapes=self.task.batch_shapes(self.data))
         self.tokenizers, self.tokenizer = self.data.tokenizers, self.data.tokenizer
         self.num_train, self.num_valid = (
             self.task.split_size(self.data, split) for split in ("train", "valid")
@@ -117,10 +120,10 @@ class PreparedTask:
         return self.task.describe_model(self.data, name)
 
     def plan_epoch(self, epoch: int) -> Any:
-        return self.task.plan_epoch(self.data, epoch)
+        return self.task.plan_epoch(replace(self.data, epoch=epoch))
 
-    def load_batch(self, item: Any) -> Any:
-        return self.task.collate(self.data, item)
+    def load_batch(self, item: Any, epoch: int = 0) -> Any:
+        return self.task.collate(replace(self.data, epoch=epoch), item)
 
     def evaluate(self) -> Any:
         return self.task.evaluate(self.model, self.data)

@@ -378,10 +378,9 @@ CALLS = [
     "load(W + '/{any}').tokenizer.encode(T)",
     "load(W + '/{any}').tokenizer.decode([N])",
     "ensemble([load(W + '/own')] * 2, [F, F]).translate([T])",
-    "load_recipe('dates', [T])",
+    "load_recipe('dates', T)",
     "load_recipe('dates', {T: 5})",
     "load_recipe('dates').replace({'training.max_steps': T})",
-    "load_recipe('dates', ['training.max_steps=' + T])",
 ]
 WHOLE_OPTIONS = (
     *("beam_size", "num_return", "max_new_tokens", "min_new_tokens", "top_k", "seed", "num_groups"),

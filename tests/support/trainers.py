@@ -13,7 +13,7 @@ from heedful.training.events import EvaluationResult
 from heedful.training.step import TrainStep
 from heedful.training.trainer import Trainer
 from heedful.zoo import vaswani2017
-from heedful.zoo.names import weights_of
+from heedful.zoo.saved import weights_of
 
 VOCAB = 11
 

@@ -58,9 +58,9 @@ def test_a_batch_is_the_noise_of_each_text(kind, tmp_path):
     job = ready(tmp_path, kind)
     tokenizer, store = job.tokenizer, job.data.ids("train")
     for item in job.plan_epoch(3):
-        batch = job.load_batch(item)
-        assert batch.indices.tolist() == item.indices.tolist()
-        for row, index in enumerate(item.indices.tolist()):
+        batch = job.load_batch(item, 3)
+        assert batch.indices.tolist() == item.tolist()
+        for row, index in enumerate(item.tolist()):
             source, heard, target = sides(batch, row)
             rng = example_rng(job.recipe.training.seed, 3, index)
             corrupted = job.task.noise.corrupt(store[index], rng, noise_tokens(tokenizer))

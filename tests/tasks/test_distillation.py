@@ -38,8 +38,7 @@ from heedful.tasks.distillation import (
 )
 from heedful.tasks.run_data import Inherited
 from heedful.zoo import bert, vaswani2017
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import load_tensors
+from heedful.zoo.saved import load_tensors, weights_of
 
 LEVELS = {"distillation_weight": 5.0, "cross_entropy_weight": 2.0, "cosine_weight": 1.0}
 

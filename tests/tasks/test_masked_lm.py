@@ -18,7 +18,6 @@ from heedful.errors import UserError
 from heedful.pipelines import MaskedLanguageModel, ModelMetadata, open_net
 from heedful.run import train
 from heedful.tasks.masked_lm import Masking, masked_batch
-from heedful.tasks.run_data import PlannedRows
 from heedful.training.events import Evaluated
 from heedful.training.listeners import read_log
 
@@ -52,9 +51,8 @@ def store(lengths: list[int], seed: int = 0) -> Sequences:
 
 
 def batch_of(rows: Sequences, indices: Any, masking: Any = None, **keys: Any) -> Batch:
-    item = PlannedRows(keys.get("epoch", 0), np.array(indices))
     masking = masking or Masking(mlm_probability=0.4)
-    return masked_batch(rows, item, TOKENIZER, masking=masking, seed=keys.get("seed", 1))
+    return masked_batch(rows, np.array(indices), TOKENIZER, masking=masking, **{"seed": 1, **keys})
 
 
 def selected(batch: Batch) -> torch.Tensor:
@@ -128,7 +126,7 @@ def test_rows_are_texts_or_packed_texts(text: Path, tmp_path: Path) -> None:
     assert set(rows.lengths) == {16}
     assert rows.ids.tolist() == texts.ids.tolist()
     assert (one.num_train, one.num_valid, packed.num_train) == (54, 6, 27)
-    assert sum(len(item.indices) for item in packed.plan_epoch(3)) == 27
+    assert sum(map(len, packed.plan_epoch(3))) == 27
 
 
 def test_evaluations_have_fixed_masks_and_use_no_random_numbers(text: Path, tmp_path: Path) -> None:

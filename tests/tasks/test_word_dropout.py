@@ -69,6 +69,6 @@ def test_a_resumed_run_has_the_same_replacements(tmp_path, task):
 
 def test_a_tokenizer_without_a_replacement_is_refused():
     tokenizer = train_tokenizer(["a b"], kind="byte")
-    tokenizer.specials = type(tokenizer.specials)()
+    tokenizer.specials, tokenizer.unk_id = type(tokenizer.specials)(), -1
     with pytest.raises(UserError, match="word_dropout needs a mask or an unknown token"):
         WordDropoutLoss(lambda net, batch: NOTHING, (tokenizer,) * 2, 0.1, torch.device("cpu"))

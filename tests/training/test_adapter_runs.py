@@ -13,8 +13,7 @@ from commands import assert_refused, tiny
 from heedful.config import parse_recipe
 from heedful.errors import UserError
 from heedful.run import train
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import load_tensors
+from heedful.zoo.saved import load_tensors, weights_of
 
 WEIGHTS = "model.safetensors"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from heedful.errors import UserError
-from heedful.terminal import clock
+from heedful.progress import clock
 from heedful.training.events import (
     CheckpointSaved,
     Evaluated,
@@ -24,10 +24,15 @@ from heedful.training.events import (
     Sample,
     StepDone,
     format_score,
+)
+from heedful.training.listeners import (
+    JsonlLog,
+    RunDisplay,
+    TensorBoardLog,
     from_json,
+    read_log,
     to_json,
 )
-from heedful.training.listeners import JsonlLog, RunDisplay, TensorBoardLog, read_log
 
 RECIPE = {"model": {"d_model": 64}, "training": {"label_smoothing": 0.1}}
 START = RunStarted(RECIPE, 1_234_567, 900, 100, "cpu", 100)

@@ -13,7 +13,7 @@ from commands import assert_same_checkpoints, tiny
 from heedful.config import Expectation, parse_recipe
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
-from heedful.recipe_files import load_recipe
+from heedful.recipe_files import load_recipe, read_settings
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone
 from heedful.training.listeners import read_log
@@ -161,8 +161,9 @@ def test_unigram_entropy_by_hand() -> None:
     ],
 )
 def test_overrides_remove_bands(override: str, is_kept: bool) -> None:
-    assert bool(load_recipe("rhyme", [override]).expect) == is_kept
-    assert load_recipe("rhyme", [override, "expect=[{step: 1, low: 0, high: 1}]"]).expect
+    assert bool(load_recipe("rhyme", read_settings([override])).expect) == is_kept
+    given = read_settings([override, "expect=[{step: 1, low: 0, high: 1}]"])
+    assert load_recipe("rhyme", given).expect
 
 
 def test_a_resumed_run_may_have_other_bands(tmp_path: Path) -> None:

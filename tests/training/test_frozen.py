@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heedful.zoo.names import trainable, weights_of
+from heedful.zoo.saved import trainable, weights_of
 from trainers import copied, pairs, settings, small_net, trainer_of
 
 

@@ -14,8 +14,7 @@ from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.run import train
 from heedful.zoo import bert
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import VOCABULARY_TENSORS, load_tensors
+from heedful.zoo.saved import VOCABULARY_TENSORS, load_tensors, weights_of
 
 WEIGHTS = "model.safetensors"
 

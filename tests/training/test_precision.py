@@ -12,11 +12,12 @@ from commands import tiny
 from heedful.config import parse_recipe
 from heedful.errors import UserError
 from heedful.run import train
-from heedful.training import precision as precisions
+from heedful.training import optimizer as precisions
 from heedful.training.events import RunStarted, StepDone
 from heedful.training.listeners import read_log
-from heedful.training.precision import resolve_precision
-from heedful.zoo.names import weights_of
+from heedful.training.optimizer import resolve_precision
+from heedful.training.step import step_batches
+from heedful.zoo.saved import weights_of
 from trainers import copied, pairs, settings, small_net, trainer_of
 
 
@@ -121,7 +122,16 @@ def test_a_gradient_that_is_finite_at_a_loss_scale_is_not_skipped_there(tmp_path
 
 def test_a_gradient_in_fp16_has_the_factor_of_the_processes_and_no_part_of_uncounted_rows(tmp_path):
     updates = (trainer := fp16_trainer(tmp_path, scale=256.0)).updates
-    (rows,), _ = next(trainer.micro_batches.steps())
+    batches = step_batches(
+        trainer.plan_epoch,
+        trainer.load_batch,
+        trainer.processes,
+        num_batches=1,
+        num_parts=1,
+        seed=trainer.settings.seed,
+        device=updates.device,
+    )
+    (rows,), _ = next(batches)
     seen = []
     updates.optimizer.register_step_pre_hook(
         lambda *_: seen.append(torch.cat([p.grad.flatten() for p in trainer.net.parameters()]))

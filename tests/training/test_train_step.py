@@ -145,7 +145,7 @@ def test_a_plan_is_independent_of_the_number_of_processes(tmp_path, name):
         if name != "language_modeling":  # which counts windows, not rows
             assert sorted(chain(*whole)) == list(range(run.num_train))
         for world in (2, 3):
-            shares = [run.task.plan_epoch(run.data, epoch)[rank::world] for rank in range(world)]
+            shares = [run.plan_epoch(epoch)[rank::world] for rank in range(world)]
             dealt = [
                 run.load_batch(shares[place % world][place // world]).indices.tolist()
                 for place in range(len(whole))

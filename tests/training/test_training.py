@@ -24,8 +24,7 @@ from heedful.training.checkpoint import Checkpoints, average_weights
 from heedful.training.events import CheckpointSaved, Evaluated, RunFinished, StepDone
 from heedful.training.listeners import read_log
 from heedful.training.optimizer import _orthogonal, _stacks, make_optimizer, optimizer_tensors
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import save_tensors
+from heedful.zoo.saved import save_tensors, weights_of
 from trainers import copied, evaluation, pairs, settings, small_net, trainer_of
 
 # --- one step -------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from commands import write_recipe
-from heedful.progress import Advance, has_display, track, use_display
+from heedful.progress import Advance, ProgressBars, has_display, track, use_display
 from heedful.recipe_files import load_recipe
 from heedful.run import train
-from heedful.terminal import ProgressBars
 from heedful.training.events import RunStarted
 from heedful.training.listeners import RunDisplay
 

@@ -16,7 +16,7 @@ from heedful.cli.app import make_app
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
 from heedful.pipelines import load
-from heedful.zoo.names import trainable, weights_of
+from heedful.zoo.saved import trainable, weights_of
 
 WEIGHTS = "model.safetensors"
 

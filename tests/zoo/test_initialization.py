@@ -8,8 +8,7 @@ import torch
 
 from heedful.errors import UserError
 from heedful.zoo.architectures import check_memory, host_memory
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import initialized_net, make_config, uninitialized_net
+from heedful.zoo.saved import initialized_net, make_config, uninitialized_net, weights_of
 from parity_cases import CASES
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.zoo.names import Name, Names, from_hf, layer_names, to_hf, weights_of
+from heedful.zoo.names import Name, Names, from_hf, layer_names, to_hf
+from heedful.zoo.saved import weights_of
 
 VOCAB, WIDTH, HEAD_WIDTH, HIDDEN = 7, 6, 2, 5
 

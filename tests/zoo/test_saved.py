@@ -13,7 +13,7 @@ from architectures import SIZES, config_of, configs_of
 from heedful.errors import UserError
 from heedful.pipelines import ModelMetadata, load, open_net
 from heedful.zoo import ARCHITECTURES, architecture
-from heedful.zoo.names import weights_of
+from heedful.zoo.saved import weights_of
 from option_space import alone, assert_same, randomized, texts_of
 
 CONFIGS = settings(

@@ -54,7 +54,7 @@ from heedful.tasks.start import checked_task, prepare_data
 from heedful.tasks.task import Task
 from heedful.tasks.translation import Translation
 from heedful.training.folder import can_resume
-from heedful.zoo.names import set_weights, weights_of
+from heedful.zoo.saved import set_weights, weights_of
 
 RUN, FACTS = "run", "adaptation.json"
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the trained weights

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from heedful.data.invisible import is_blank
 from heedful.data.row_files import format_of, read_chunks
-from heedful.data.rows import Chunk, Field
+from heedful.data.rows import Chunk, Field, is_blank
 from heedful.errors import UserError
 
 SHARD_ROWS = 4_096  # most rows of a shard; a shard has at most about 1 MiB of text as well

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from heedful.cli.flags import Json, ModelFolder, Quiet, spread
+from heedful.cli.flags import Json, ModelFolder, Quiet
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_json, run_recipe
 
@@ -65,9 +65,8 @@ class AdaptationFlags:
     def adaptation(self, memory: list[Path]) -> "Adaptation":
         """The settings of `heedful.adaptation`."""
         from heedful.adaptation import Adaptation
-        from heedful.recipe_files import read_setting
+        from heedful.recipe_files import read_settings
 
-        changes = (read_setting(text, "training.seed=2") for text in self.settings or ())
         return Adaptation(
             memory=memory,
             general=self.general or (),
@@ -75,11 +74,10 @@ class AdaptationFlags:
             minutes=self.minutes,
             method=self.method,
             keep=self.keep,
-            changes=dict(changes),
+            changes=read_settings(self.settings or (), "training.seed=2"),
         )
 
 
-@spread()
 def adapt(
     *,
     model: ModelFolder,

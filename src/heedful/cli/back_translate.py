@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags, spread
+from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 
@@ -77,23 +77,21 @@ class BackTranslationFlags:
     def settings(self) -> "BackTranslation":
         """The settings of `heedful.back_translation`."""
         from heedful.back_translation import BackTranslation
-        from heedful.recipe_files import read_setting
+        from heedful.recipe_files import read_settings
 
-        changes = (read_setting(text, "training.max_steps=100") for text in self.backward_set or ())
         names = ("beam_size", "temperature", "top_k", "top_p")
         options = {name: getattr(self, name) for name in names}
         return BackTranslation(
             mono=self.mono,
             tag=self.tag or None,
             weight=self.weight,
-            backward_changes=dict(changes),
+            backward_changes=read_settings(self.backward_set or ()),
             backward_model=self.backward,
             decoding={name: value for name, value in options.items() if value is not None},
             optimize=self.optimize,
         )
 
 
-@spread()
 def back_translate(
     *,
     recipe: RecipeName,

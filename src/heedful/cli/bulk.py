@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from heedful.cli.flags import Json, ModelFolder, Quiet, RunTime, spread
+from heedful.cli.flags import Json, ModelFolder, Quiet, RunTime, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
@@ -145,7 +145,7 @@ class TaskFlags:
         return {name: value for name, value in vars(self).items() if value not in (None, False)}
 
 
-@spread("draft", "num_draft_tokens")
+@leave_out("draft", "num_draft_tokens")
 def bulk(
     *,
     model: ModelFolder,
@@ -178,8 +178,7 @@ def bulk(
     Example: heedful bulk m --task classify --input reviews.jsonl --output out
     """
     from heedful.bulk.job import BulkJob, choose_workers, run_job
-    from heedful.progress import use_display
-    from heedful.terminal import ProgressBars
+    from heedful.progress import ProgressBars, use_display
 
     if workers.address is not None and workers.runner != "ray":
         raise UserError("--address is the address of a Ray cluster: give --with ray too")

@@ -10,7 +10,7 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import ModelFolder, RunTime, spread
+from heedful.cli.flags import ModelFolder, RunTime, leave_out
 from heedful.cli.guard import forget_interruption, one_line
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
@@ -31,7 +31,7 @@ _NOT_STREAMED = (  # options of beam search, and of several outputs
 )
 
 
-@spread(*_NOT_STREAMED, "batch_tokens")
+@leave_out(*_NOT_STREAMED, "batch_tokens")
 def chat(
     *,
     model: ModelFolder,

@@ -3,14 +3,13 @@
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, json_line, line_writer, report_counts
-from heedful.data.invisible import is_blank
 from heedful.errors import UserError
 
 
-@spread("truncate")
+@leave_out("truncate")
 def classify(
     *,
     model: ModelFolder,
@@ -85,6 +84,8 @@ def _as_text(result: "pipelines.Classification | None", scores: bool) -> str:
 
 def _wrong(line: str, paired: bool) -> str | None:
     """The reason why a line cannot be classified, or None."""
+    from heedful.data.rows import is_blank
+
     if is_blank(line):
         return "is empty: there is no text to classify"
     if line.count("\t") != int(paired):

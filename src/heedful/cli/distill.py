@@ -1,11 +1,10 @@
 """`heedful distill`: a run whose model learns from a larger one."""
 
-from json import dumps
 from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, TrainingFlags, complete_recipe, spread
+from heedful.cli.flags import Json, Quiet, TrainingFlags, complete_recipe
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 from heedful.errors import UserError
@@ -14,7 +13,6 @@ STUDENT = "translation-student"
 DISTILLED, SMALLER = "-distilled", "-student"  # ends of the names of runs
 
 
-@spread()
 def distill(
     *,
     teacher: Path = typer.Argument(..., metavar="TEACHER", help="Model directory of the teacher."),
@@ -56,9 +54,7 @@ def distill(
 
     if not teacher.is_dir():
         raise UserError(f"{teacher} does not exist; give the directory that a training wrote")
-    # JSON, so that no path is taken for a number or a date.
-    teacher_setting = f"distillation.teacher={dumps(str(teacher), ensure_ascii=False)}"
-    settings = flags.overrides
+    settings = flags.overrides | {"distillation.teacher": str(teacher)}
     if (recipe is None) != student:
         raise UserError("give a recipe for the new model, or --student, and not both")
     if recipe is None:
@@ -70,11 +66,10 @@ def distill(
                     f"--student is for translators, but {teacher} was trained for the task "
                     f"{teacher_recipe.task}; give a recipe for the new model"
                 )
-            data = dumps(teacher_recipe.data.model_dump(exclude_unset=True), ensure_ascii=False)
-            settings = [f"data={data}", *settings]
+            settings = {"data": teacher_recipe.data.model_dump(exclude_unset=True), **settings}
     else:
         name = f"{recipe_path(recipe).stem}{DISTILLED}"
-    loaded = load_recipe(recipe, [*settings, teacher_setting])
+    loaded = load_recipe(recipe, settings)
     distillation = loaded.distillation
     targets = {
         "word": f"its probabilities of each token (temperature {distillation.temperature:g})",

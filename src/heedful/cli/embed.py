@@ -15,14 +15,14 @@ from heedful.cli.flags import (
     PromptNameOption,
     PromptOption,
     RunTime,
-    spread,
+    leave_out,
 )
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, report_counts
 from heedful.errors import UserError
 
 
-@spread("output")
+@leave_out("output")
 def embed(
     *,
     model: ModelFolder,

@@ -29,7 +29,7 @@ def rows(result: "RunEstimate") -> dict[str, str]:
     """The lines of an estimate by their names."""
     from rich.filesize import decimal
 
-    from heedful.terminal import clock
+    from heedful.progress import clock
 
     total, *parts = result.num_parameters.items()
     sizes = ", ".join(f"{name} {count:,}" for name, count in parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json, ModelFolder, RunTime, Truncate, flag_of, spread
+from heedful.cli.flags import Json, ModelFolder, RunTime, Truncate, flag_of, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     note_breaks,
@@ -110,7 +110,7 @@ class EvaluationRunTime(RunTime):
     backend: str = option(BACKENDS, "eager", RUN_TIME, metavar="NAME")
 
 
-@spread("num_return", "draft", "num_draft_tokens")
+@leave_out("num_return", "draft", "num_draft_tokens")
 def evaluate(
     *,
     model: ModelFolder,

@@ -5,12 +5,12 @@ from dataclasses import asdict
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, leave_out
 from heedful.cli.lines import InputOutput, json_line, line_writer, report_counts
 from heedful.errors import UserError
 
 
-@spread("batch_tokens")
+@leave_out("batch_tokens")
 def fill(
     *,
     model: ModelFolder,

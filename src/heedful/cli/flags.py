@@ -1,12 +1,11 @@
 """Flags that several commands share, and commands whose flags are the fields of dataclasses."""
 
 import inspect
-import json
 import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
-from functools import cache, partial, wraps
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -204,18 +203,14 @@ class TrainingFlags:
     )
 
     @property
-    def overrides(self) -> list[str]:
-        """`key=value` for each key that is set; those of `--set` come last."""
-        values = {
-            key: getattr(self, name)
-            for name, key in RECIPE_KEYS.items()
-            if getattr(self, name) is not None
-        }
-        # JSON, so that no path is read as a number or a date.
-        settings = [
-            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()
-        ]
-        return [*settings, *(self.settings or [])]
+    def overrides(self) -> dict[str, Any]:
+        """The values of the keys that are set; `--set` wins over the flag of a key."""
+        from heedful.recipe_files import read_settings
+
+        values = {key: getattr(self, name) for name, key in RECIPE_KEYS.items()}
+        settings = read_settings(self.settings or ())
+        flags = {k: v for k, v in values.items() if v is not None and k not in settings}
+        return flags | settings
 
 
 assert {field.name for field in fields(TrainingFlags)} == {*RECIPE_KEYS, "settings"}
@@ -274,47 +269,42 @@ def with_flags(message: str) -> str:
     return _KEY.sub(r"--set \1", message).replace("--set: --set ", "--set ")
 
 
-def spread(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the dataclass parameters of a command by a flag for each of their fields.
+def leave_out(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Mark fields of a command's options that have no flag in it, and keep their defaults."""
+
+    def mark(command: Callable[..., None]) -> Callable[..., None]:
+        vars(command)["left_out"] = names
+        return command
+
+    return mark
+
+
+def flags_of(
+    command: Callable[..., None],
+) -> tuple[list[inspect.Parameter], dict[str, tuple[Callable[..., Any], list[str]]]]:
+    """The parameters of a command, with a flag for each field of those that are dataclasses.
 
     A parameter `options` is replaced by the flags of `Options`; the command receives a dict of
     those that are on the command line.
 
-    Args:
-        left_out: fields without a flag in this command, which keep their defaults.
+    Returns:
+        The parameters; and for each that is replaced the function that makes its value, and the
+        names of the flags that are passed to it.
     """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        """Replace the parameters of a command that are groups of flags by single flags."""
-        parameters: list[inspect.Parameter] = []
-        groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-        for parameter in inspect.signature(command).parameters.values():
-            kind: Any = Options if parameter.name == "options" else parameter.annotation
-            if not (isinstance(kind, type) and is_dataclass(kind)):
-                parameters.append(parameter)
-                continue
-            offered = [field for field in fields(kind) if field.name not in left_out]
-            flags = [flag for flag in map(_parameter, offered) if flag is not None]
-            make = _given_options if kind is Options else partial(_group, kind)
-            groups[parameter.name] = make, [flag.name for flag in flags]
-            parameters += flags
-
-        @wraps(command)
-        def run(**values: Any) -> None:
-            for name, (make, flags) in groups.items():
-                values[name] = make(**{flag: values.pop(flag) for flag in flags})
-            command(**values)
-
-        set_signature(run, parameters)
-        return run
-
-    return decorate
-
-
-def set_signature(function: Any, parameters: Sequence[inspect.Parameter]) -> None:
-    """Let typer see these parameters in place of a function's own."""
-    vars(function)["__signature__"] = inspect.Signature(parameters)
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind: Any = Options if parameter.name == "options" else parameter.annotation
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            parameters.append(parameter)
+            continue
+        left_out = vars(command).get("left_out", ())
+        offered = [field for field in fields(kind) if field.name not in left_out]
+        flags = [flag for flag in map(_parameter, offered) if flag is not None]
+        make = _given_options if kind is Options else partial(_group, kind)
+        groups[parameter.name] = make, [flag.name for flag in flags]
+        parameters += flags
+    return parameters, groups
 
 
 def flag_of(option: str) -> str:

@@ -9,13 +9,12 @@ import typer
 
 from heedful import pipelines
 from heedful.cli import lines
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, report_counts
 from heedful.errors import UserError
 
 
-@spread()
 def generate(
     *,
     model: ModelFolder,

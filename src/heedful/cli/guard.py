@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from threading import Timer
@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from heedful.cli.flags import set_signature, with_flags
+from heedful.cli.flags import flags_of, with_flags
 from heedful.cli.help import GENERAL, Command
 from heedful.errors import UserError
 from heedful.files import check_writable
@@ -47,13 +47,15 @@ def add_command(
     *,
     hidden: bool = False,
 ) -> None:
-    """Add a command, with checks of its values and the flag `--debug`.
+    """Add a command, with flags for its options (`flags_of`), checks of its values, and `--debug`.
 
     Its help is the function's docstring: paragraphs are wrapped, and lines of examples are not.
 
     Args:
         hidden: `--help` of the group does not list it, because it is another name of a command.
     """
+
+    parameters, groups = flags_of(function)
 
     @wraps(function)
     def run(*, debug: bool = False, **values: Any) -> None:
@@ -63,12 +65,16 @@ def add_command(
         # The folder is the result; stdout only reports it.
         if values.keys() & {"out", "to", "folder"} and isinstance(sys.stdout, _Stdout):
             sys.stdout.may_close = True  # by its reader: the command continues
+        for parameter, (make, flags) in groups.items():
+            values[parameter] = make(**{flag: values.pop(flag) for flag in flags})
         function(**values)
 
     only = inspect.Parameter.KEYWORD_ONLY
-    parameters = [*inspect.signature(function).parameters.values()]
     parameters.append(inspect.Parameter("debug", only, default=False, annotation=Debug))
-    set_signature(run, [parameter.replace(kind=only) for parameter in parameters])
+    # What typer sees in place of the parameters of `run`.
+    shown = [parameter.replace(kind=only) for parameter in parameters]
+    vars(run)["__signature__"] = inspect.Signature(shown)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     # By click's mark for it, a paragraph of examples is kept line by line.
     text = "\n\n".join(
@@ -79,7 +85,9 @@ def add_command(
 
 
 def _check(values: dict[str, Any]) -> None:
-    for _, value in _each_value(values):
+    lists = ((name, [*v] if isinstance(v, list) else [v]) for name, v in values.items())
+    each = [(name, item) for name, items in lists for item in items]  # of repeated options too
+    for _, value in each:
         text = str(value) if isinstance(value, str | Path) else ""
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError(f"{text}: not UTF-8; convert it")
@@ -95,7 +103,7 @@ def _check(values: dict[str, Any]) -> None:
     is_of_folder = isinstance(source := values.get("input"), Path) and source.is_dir()
     if not (is_of_folder and output.is_dir()):  # the files of a folder are written to another one
         check_writable(output)
-    for name, value in _each_value(values):
+    for name, value in each:
         if name == "output" or not isinstance(value, Path) or not value.exists():
             continue
         if output.exists() and os.path.samefile(value, output):
@@ -109,12 +117,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # too long for a name, or with a null
         return False
-
-
-def _each_value(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each value with its name, those of repeated options one by one."""
-    for name, value in values.items():
-        yield from ((name, item) for item in (value if isinstance(value, list) else [value]))
 
 
 def run_checked(

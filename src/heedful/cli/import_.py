@@ -37,9 +37,9 @@ def hf(
     Example: heedful import hf downloads/gpt2 gpt2
     """
     from heedful.export.hf import import_hf
-    from heedful.recipe_files import read_setting
+    from heedful.recipe_files import read_settings
 
-    keys = dict(read_setting(setting, "head=classify") for setting in settings or [])
+    keys = read_settings(settings or (), "head=classify")
     model = import_hf(
         directory, out, overwrite=overwrite, architecture=architecture, on_notice=note, **keys
     )

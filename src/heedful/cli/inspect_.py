@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful.cli.flags import Device, spread
+from heedful.cli.flags import Device, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
 from heedful.errors import UserError
@@ -92,7 +92,7 @@ class PageFlags:
         )
 
 
-@spread(*WITHOUT, "diversity_penalty", "num_return", "shortlist")
+@leave_out(*WITHOUT, "diversity_penalty", "num_return", "shortlist")
 def inspect_(
     *,
     model: Path = typer.Argument(metavar="MODEL", help="Model directory, or folder of a run."),
@@ -224,7 +224,7 @@ def _labeled(path: Path | None) -> tuple[list[str], list[str]]:
     """The texts of a file and their labels, if all lines have a label and a tab."""
     if path is None:
         return [], []
-    from heedful.data.invisible import is_blank
+    from heedful.data.rows import is_blank
     from heedful.data.text_files import read_lines
 
     lines = [line for line in read_lines(path) if not is_blank(line)]

@@ -20,7 +20,7 @@ from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
 from heedful.errors import UserError
 from heedful.options import SAMPLING_OPTIONS, Options, TooLong
-from heedful.progress import Advance, track, use_display
+from heedful.progress import Advance, ProgressBars, track, use_display
 
 CHUNK = 1_024
 _FAILURES = {
@@ -290,8 +290,6 @@ def progress_bar(what: str, total: int | None = None, *, shown: bool = True) -> 
 def bars_on_stderr(*, shown: bool = True) -> Iterator[None]:
     """Display the progress of the block on stderr, if that is a terminal."""
     from rich.console import Console
-
-    from heedful.terminal import ProgressBars
 
     console = Console(stderr=True)
     with use_display(ProgressBars(console).track if shown and console.is_terminal else None):

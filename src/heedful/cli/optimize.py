@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import Json, ModelFolder, SrcLang, TgtLang, spread
+from heedful.cli.flags import Json, ModelFolder, SrcLang, TgtLang
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import bars_on_stderr, read_parallel
 from heedful.cli.shared import print_json
@@ -68,7 +68,6 @@ class Candidates:
     )
 
 
-@spread()
 def optimize(
     *,
     model: ModelFolder,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags, spread
+from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags
 from heedful.cli.lines import bars_on_stderr
 from heedful.cli.shared import make_console, print_json
 
@@ -16,7 +16,6 @@ _GB = 1e9
 _DAY = 86_400  # seconds
 
 
-@spread()
 def plan(
     *,
     recipe: RecipeName,
@@ -125,7 +124,7 @@ def _device(result: "Plan") -> str:
 
 def _time(result: "Plan") -> dict[str, str]:
     """Lines on steps, time and evenness."""
-    from heedful.terminal import clock
+    from heedful.progress import clock
 
     steps = "" if result.total_steps is None else f"{result.total_steps:,} steps, "
     time = "not measured: a step needs more memory than this machine has"

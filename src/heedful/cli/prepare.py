@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags, spread
+from heedful.cli.flags import Json, Quiet, RecipeName, TrainingFlags
 from heedful.cli.lines import bars_on_stderr
 from heedful.cli.shared import make_console, print_json
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from heedful.config import Recipe
 
 
-@spread()
 def prepare(
     *,
     recipe: RecipeName,

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from heedful import pipelines
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, SrcLang, TgtLang, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, SrcLang, TgtLang
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
@@ -34,7 +34,6 @@ class ScoreRunTime(RunTime):
     )
 
 
-@spread()
 def score(
     *,
     model: ModelFolder,

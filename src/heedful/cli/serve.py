@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from heedful import extras
-from heedful.cli.flags import spread
 from heedful.cli.guard import printable
 from heedful.errors import UserError
 from heedful.serve.settings import Settings
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 _ACCESS = "Address and access"
 
 
-@spread()
 def serve(
     *,
     models: list[str] = typer.Argument(

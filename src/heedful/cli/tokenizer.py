@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from heedful.cli.flags import Json, spread
+from heedful.cli.flags import Json, leave_out
 from heedful.cli.guard import add_command
 from heedful.cli.help import IN_OUT, new_group
 from heedful.cli.lines import InputOutput, json_line, line_writer
@@ -98,7 +98,7 @@ def train(
         typer.echo(f"{output}: {kind}, {tokenizer.vocab_size:,} entries")
 
 
-@spread("truncate", "strict")
+@leave_out("truncate", "strict")
 def encode(
     *,
     tokenizer: TokenizerPath,
@@ -126,7 +126,7 @@ def encode(
                     write(" ".join(names if pieces else map(str, row)))
 
 
-@spread("truncate", "strict")
+@leave_out("truncate", "strict")
 def decode(
     *,
     tokenizer: TokenizerPath,

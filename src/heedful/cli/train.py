@@ -4,11 +4,10 @@ from pathlib import Path
 
 import typer
 
-from heedful.cli.flags import Json, Out, Quiet, RecipeName, TrainingFlags, spread
+from heedful.cli.flags import Json, Out, Quiet, RecipeName, TrainingFlags
 from heedful.cli.shared import make_console, print_result, report_result, run_recipe
 
 
-@spread()
 def train(
     *,
     recipe: RecipeName,
@@ -50,9 +49,9 @@ def train(
             return
         folder = out or _default_folder(recipe_path(recipe))
         console = make_console(quiet=quiet or json or not processes.is_main)
-        loaded = load_recipe(recipe, flags.overrides)
-        changes = [setting.partition("=")[0] for setting in flags.overrides]  # keys
-        result = run_recipe(loaded, folder, console, resume=resume, changes=changes)
+        overrides = flags.overrides
+        loaded = load_recipe(recipe, overrides)
+        result = run_recipe(loaded, folder, console, resume=resume, changes=[*overrides])
         if processes.is_main:
             print_result(result) if json else report_result(result, console)
 

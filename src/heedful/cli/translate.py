@@ -13,7 +13,7 @@ import typer
 from heedful import pipelines
 from heedful.cli.alignments import AlignmentFlags, AlignmentWriter
 from heedful.cli.documents import DocumentFlags, is_document, translate_documents
-from heedful.cli.flags import JsonLines, ModelFolder, RunTime, spread
+from heedful.cli.flags import JsonLines, ModelFolder, RunTime, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
     InputOutput,
@@ -30,7 +30,7 @@ from heedful.errors import UserError
 _INVITATION = "ready: type a line, and its translation follows; Ctrl-D ends"
 
 
-@spread("draft", "num_draft_tokens")
+@leave_out("draft", "num_draft_tokens")
 def translate(
     *,
     model: ModelFolder,

@@ -2,11 +2,12 @@
 
 from heedful.config.adapter import Adapter
 from heedful.config.base import Strict
-from heedful.config.corpora import Corpus, Files
 from heedful.config.data import (
     DEFAULT_TEXT_SHARE,
     DEFAULT_VALID_ROWS,
+    Corpus,
     Data,
+    Files,
     Filters,
     Generated,
     TokenizerRecipe,

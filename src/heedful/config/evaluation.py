@@ -1,19 +1,19 @@
 """The sections `evaluation` and `expect`: the scores of a run, and losses that it should have."""
 
+from functools import partial
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from heedful import plugins
 from heedful.config.base import BeamSize, Strict
-from heedful.config.keys import registered_in
 
 # Metrics that need no decoded text, and whether higher is better; those after `accuracy` are for
 # classification.
 OWN_METRICS = {"loss": False, "token_accuracy": True, "accuracy": True, "macro_f1": True}
 OWN_METRICS |= {"micro_f1": True, "pearson": True, "spearman": True}
 OWN_METRICS |= {"mean_squared_error": False, "mean_absolute_error": False}
-MetricName = Annotated[str, AfterValidator(registered_in(plugins.metric, *OWN_METRICS))]
+MetricName = Annotated[str, AfterValidator(partial(plugins.metric.check, more=OWN_METRICS))]
 
 
 class Evaluation(Strict):

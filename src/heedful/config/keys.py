@@ -1,15 +1,12 @@
-"""Keys of a recipe as text: dotted names in nested sections, types and values, registered names."""
+"""Keys of a recipe as text: dotted names in nested sections, types and values."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-
-from heedful.errors import UserError
-from heedful.plugins import Registry, nearest
 
 _NAMES = {NoneType: "null", Any: "any"}
 
@@ -63,17 +60,6 @@ def set_key(content: dict[str, Any], name: str, value: Any) -> None:
             content[parent] = {}
         content = content[parent]
     content[last] = value
-
-
-def registered_in(registry: Registry, *more: str) -> Callable[[str], str]:
-    """A check that a name is in a registry, entries of later plugins included."""
-
-    def check(name: str) -> str:
-        if name not in more and name not in registry.names():
-            raise UserError(f"unknown value {name}; {nearest(name, [*more, *registry.names()])}")
-        return name
-
-    return check
 
 
 def type_name(kind: Any) -> str:

@@ -18,13 +18,13 @@ from heedful.config.base import Strict
 from heedful.config.data import Data, TokenizerRecipe
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
-from heedful.config.keys import keys_of, registered_in, set_key, set_keys
+from heedful.config.keys import keys_of, set_key, set_keys
 from heedful.config.problems import wrong_key
 from heedful.config.training import Training
 from heedful.errors import UserError
 from heedful.task_keys import BUILT_IN, KEEP_BANDS, TaskKeys, key_of_corpus
 
-TaskName = Annotated[str, AfterValidator(registered_in(plugins.task))]
+TaskName = Annotated[str, AfterValidator(plugins.task.check)]
 
 
 class Recipe(Strict):

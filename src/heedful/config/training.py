@@ -6,13 +6,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from heedful import plugins
 from heedful.config.base import Seed, Strict
-from heedful.config.keys import registered_in
 from heedful.errors import UserError
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 # The names that torch and the other commands have.
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-ScheduleName = Annotated[str, AfterValidator(registered_in(plugins.schedule))]
+ScheduleName = Annotated[str, AfterValidator(plugins.schedule.check)]
 
 
 class Optimizer(Strict):

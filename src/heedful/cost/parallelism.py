@@ -9,7 +9,7 @@ from torch import nn
 
 from heedful.cost.trace import StepCost
 from heedful.models.stack import Block
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 Parallel = Literal["none", "ddp", "fsdp"]
 

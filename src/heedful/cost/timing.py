@@ -11,10 +11,9 @@ from heedful import openmp
 from heedful.config import Training
 from heedful.cost.flops import ProductCounter
 from heedful.data.collate import Batch
-from heedful.training.optimizer import make_optimizer
-from heedful.training.precision import AUTOCAST
+from heedful.training.optimizer import AUTOCAST, make_optimizer
 from heedful.training.step import TrainStep
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 Value = TypeVar("Value")
 MEASURED_STEPS = 5  # at least, after one that is not counted

@@ -23,10 +23,9 @@ from heedful.parts.attention import MultiHead
 from heedful.parts.helpers import simulated_device
 from heedful.parts.tokens import Tokens
 from heedful.training.averaging import MovingAverage
-from heedful.training.optimizer import make_optimizer
-from heedful.training.precision import AUTOCAST
+from heedful.training.optimizer import AUTOCAST, make_optimizer
 from heedful.training.step import TrainStep
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 _CPU = torch.device("cpu")
 

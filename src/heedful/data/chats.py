@@ -12,8 +12,7 @@ from jaxtyping import UInt32
 
 from heedful.data.chat_template import ChatTemplate, Message, Messages
 from heedful.data.encoding import RowError, TextColumn
-from heedful.data.invisible import is_blank
-from heedful.data.rows import MESSAGES
+from heedful.data.rows import MESSAGES, is_blank
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe, format_names
 

@@ -247,15 +247,23 @@ class ColumnsWriter:
     def append(self, columns: Columns) -> None:
         """Append rows of the same columns."""
         self._names = list(columns.columns)
+        arrays: dict[str, NDArray[Any]] = {}
         for name, column in columns.columns.items():
             if not isinstance(column, Sequences):
-                self._append(name, column)
+                arrays[name] = column
                 continue
             offsets = offsets_from_lengths(column.lengths_of(slice(None)))
             if before := self._arrays.get(f"{name}.ids"):
                 offsets = offsets[1:] + before.size
-            self._append(f"{name}.ids", column.ids)
-            self._append(f"{name}.offsets", offsets)
+            arrays |= {f"{name}.ids": column.ids, f"{name}.offsets": offsets}
+        for name, values in arrays.items():
+            if name not in self._arrays:
+                handle = (self.directory / f"{name}.bin").open("wb")
+                self._arrays[name] = _Array(handle, values.dtype)
+            stored = self._arrays[name]
+            assert values.dtype == stored.dtype, (values.dtype, stored.dtype)
+            stored.handle.write(np.ascontiguousarray(values).data)
+            stored.size += len(values)
         for corpus in columns.corpora:
             self._corpora[corpus.name] = self._corpora.get(corpus.name, 0) + corpus.size
         report = columns.report
@@ -308,15 +316,6 @@ class ColumnsWriter:
         for stored in self._arrays.values():
             with suppress(OSError):
                 stored.handle.close()
-
-    def _append(self, name: str, values: NDArray[Any]) -> None:
-        if name not in self._arrays:
-            handle = (self.directory / f"{name}.bin").open("wb")
-            self._arrays[name] = _Array(handle, values.dtype)
-        stored = self._arrays[name]
-        assert values.dtype == stored.dtype, (values.dtype, stored.dtype)
-        stored.handle.write(np.ascontiguousarray(values).data)
-        stored.size += len(values)
 
     def _sizes(self) -> dict[str, tuple[str, int]]:
         """The type and the number of items of each array."""

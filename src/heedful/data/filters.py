@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
@@ -108,12 +108,10 @@ class Filter(ABC):
     Attributes:
         name: its key in `data.filters`.
         setting: the key's value, as text.
-        has_state: a row is compared with earlier rows, so that it needs all of them in order.
     """
 
     name: str
     setting: str
-    has_state: ClassVar[bool] = False
 
     @abstractmethod
     def keep(self, rows: Rows) -> Kept:
@@ -261,7 +259,6 @@ class Unique(Filter):
     """
 
     name = "unique"
-    has_state = True
 
     def __init__(self, compared: str) -> None:
         self.compared = self.setting = compared
@@ -326,48 +323,39 @@ class ByCorpus(Filter):
         return is_kept
 
 
-class FilterChain:
-    """Filters applied one after another to the chunks of the training rows.
-
-    Attributes:
-        report: counts and examples of all chunks so far.
-    """
-
-    def __init__(self, filters: Sequence[Filter]) -> None:
-        self.filters = list(filters)
-        self.report = FilterReport([FilterCount(f.name, f.setting) for f in self.filters])
-
-    def apply(self, rows: Rows) -> tuple[Rows, Int64[np.ndarray, " n"]]:
-        """The rows of a chunk that all filters keep, and their indices in the chunk."""
-        indices = np.arange(len(rows))
-        for filter, count in zip(self.filters, self.report.filters, strict=True):
-            if not len(rows):
-                break
-            is_kept = filter.keep(rows)
-            dropped = np.flatnonzero(~is_kept)
-            example_indices = count.add(len(rows), dropped)
-            count.examples += [_example(rows, index) for index in example_indices]
-            if len(dropped):
-                indices = indices[is_kept]
-                rows = rows.filtered(np.flatnonzero(is_kept))
-        return rows, indices
+def apply_filters(
+    filters: Sequence[Filter], rows: Rows
+) -> tuple[Rows, Int64[np.ndarray, " n"], FilterReport]:
+    """The rows of a chunk that all filters keep, their indices in the chunk, and the others."""
+    indices, counts = np.arange(len(rows)), [FilterCount(f.name, f.setting) for f in filters]
+    for filter, count in zip(filters, counts, strict=True):
+        if not len(rows):
+            break
+        is_kept = filter.keep(rows)
+        dropped = np.flatnonzero(~is_kept)
+        example_indices = count.add(len(rows), dropped)
+        count.examples += [_example(rows, index) for index in example_indices]
+        if len(dropped):
+            indices = indices[is_kept]
+            rows = rows.filtered(np.flatnonzero(is_kept))
+    return rows, indices, FilterReport(counts)
 
 
 def keep_unique(
     filters: Sequence[Unique],
-    report: FilterReport,
+    counts: Sequence[FilterCount],
     hashes: Sequence[UInt64[np.ndarray, " N"]],
     rows: Callable[[], Rows],
 ) -> Kept:
     """True for each row of a chunk that all filters `unique` keep, by the hashes of the rows.
 
     Args:
-        report: of `FilterChain(filters)`; the rows are counted there.
+        counts: of these filters; the rows are counted there.
         hashes: for each filter those of the rows.
         rows: returns the rows; called for examples alone.
     """
     is_kept = np.ones(len(hashes[0]), bool)
-    for filter, count, values in zip(filters, report.filters, hashes, strict=True):
+    for filter, count, values in zip(filters, counts, hashes, strict=True):
         indices = np.flatnonzero(is_kept)
         dropped = indices[~filter.keep_hashes(values[indices])]
         if example_indices := count.add(len(indices), dropped):

@@ -1,29 +1,26 @@
 """The languages of published multilingual translators, in the order of their tokens' ids."""
 
-
-def _list(codes: str) -> list[str]:
-    return codes.split()
-
-
 # Fan et al. 2021, and the models of its authors for WMT 21.
+_M2M100 = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd"
+    " gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg"
+    " mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv"
+    " sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
 M2M100 = {
-    "m2m100": _list(
-        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd"
-        " gl gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg"
-        " mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv"
-        " sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
-    ),
+    "m2m100": _M2M100.split(),
     "wmt21": ["en", "ha", "is", "ja", "cs", "ru", "zh", "de"],
 }
 # Tang et al. 2020, "Multilingual Translation with Extensible Multilingual Pretraining".
-MBART50 = _list(
+_MBART50 = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR"
     " lt_LT lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN"
     " fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE"
     " sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
 )
+MBART50 = _MBART50.split()
 # NLLB Team 2022; FLORES-200.
-NLLB = _list(
+_NLLB = (
     "ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi"
     " apc_Arab arb_Arab ars_Arab ary_Arab arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn"
     " azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl bem_Latn ben_Beng bho_Deva"
@@ -48,3 +45,4 @@ NLLB = _list(
     " urd_Arab uzn_Latn vec_Latn vie_Latn war_Latn wol_Latn xho_Latn ydd_Hebr yor_Latn"
     " yue_Hant zho_Hans zho_Hant zul_Latn"
 )
+NLLB = _NLLB.split()

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from heedful.data.invisible import is_blank
 from heedful.data.reports import DataReport
-from heedful.data.rows import Chunk, Rows, TextUnit, same_rows
+from heedful.data.rows import Chunk, Rows, TextUnit, is_blank, same_rows
 from heedful.data.text_files import BLOCK_BYTES, BLOCK_LINES, read_lines
 
 

@@ -29,7 +29,6 @@ from heedful.files import (
     remove_leftovers,
     sync_all,
     user_errors,
-    write_directory,
     write_json,
 )
 
@@ -71,15 +70,16 @@ def prepare_once(
 ) -> Path:
     """The folder in `directory` for a key; calls `prepare` to fill it if it does not exist.
 
-    The folder's name is a hash of `key` and `FORMAT`. It appears complete or not at all: of two
-    processes that need it at the same time one prepares it and the other waits.
+    The folder's name is a hash of `key` and `FORMAT`; until it is complete it ends in `UNFINISHED`,
+    under which `heedful cache` lists it. Of two processes that need it at the same time one
+    prepares it and the other waits.
 
     Args:
         key: everything that the data depend on, as JSON: `content_key` of the files, settings.
-        prepare: called with an empty folder, to fill it.
+        prepare: called with a folder that has only a manifest, to fill it.
         about: the task and the files that the data come from, for `heedful cache ls`.
-        resumable: `prepare` continues in the folder that an interrupted call has left. Until it
-            is complete, the folder's name ends in `UNFINISHED`, and `heedful cache` lists it.
+        resumable: `prepare` continues in the folder that an interrupted call has left; otherwise
+            it begins anew.
 
     Raises:
         UserError: files of an existing folder have changed; the folder cannot be written. Errors
@@ -87,50 +87,41 @@ def prepare_once(
     """
     content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
     path = directory / hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
-    about = about or {}
-
-    def prepare_with_manifest(folder: Path) -> None:
-        prepare(folder)
-        names = sorted(set(_files(folder)) - {MANIFEST})
-        digests = dict(zip(names, _digests([folder / name for name in names]), strict=True))
-        write_json(folder / MANIFEST, {"about": about, "key": key, "files": digests})
-
-    if not path.is_dir():
-        with user_errors("write", directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(directory / f".{path.name}.lock").acquire()
-        with lock:  # the operating system frees it when the process ends, even if killed
-            if not path.is_dir():  # another process can have prepared it meanwhile
-                if resumable:
-                    _fill_unfinished(path, prepare_with_manifest, about)
-                else:
-                    write_directory(path, prepare_with_manifest)
-                return path
-    check_prepared(path)
+    folder, about = path.with_name(path.name + UNFINISHED), about or {}
+    if path.is_dir():
+        check_prepared(path)
+        return path
+    with user_errors("write", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory / f".{path.name}.lock").acquire()
+    with lock:  # the operating system frees it when the process ends, even if killed
+        if path.is_dir():  # another process has prepared it meanwhile
+            check_prepared(path)
+            return path
+        try:
+            if not resumable or not (folder / MANIFEST).is_file():
+                remove(folder)
+                folder.mkdir()
+                task = f"{about.get('task', 'data')}, unfinished"
+                write_json(folder / MANIFEST, {"about": {**about, "task": task}})
+            hold = FolderLock(folder)  # so that `heedful cache rm` keeps it
+            prepare(folder)
+            names = sorted(set(_files(folder)) - {MANIFEST})
+            digests = dict(zip(names, _digests([folder / name for name in names]), strict=True))
+            write_json(folder / MANIFEST, {"about": about, "key": key, "files": digests})
+            sync_all(folder)
+            folder.replace(path)
+            del hold
+        except OSError as error:  # the work so far may help an attempt with more room
+            if not resumable:
+                remove(folder)
+            raise cannot_write(folder, error) from None
+        except BaseException as error:
+            is_wrong = isinstance(error, UserError) and not isinstance(error, Resumable)
+            if not resumable or is_wrong or _files(folder) == [MANIFEST]:
+                remove(folder)  # the data are wrong, or nothing is done
+            raise
     return path
-
-
-def _fill_unfinished(path: Path, fill: Callable[[Path], None], about: Mapping[str, Any]) -> None:
-    """Fill the unfinished folder of `path`, a new or an old one, and rename it to `path`."""
-    folder = path.with_name(path.name + UNFINISHED)
-    try:
-        if not (folder / MANIFEST).is_file():
-            remove(folder)
-            folder.mkdir()
-            task = f"{about.get('task', 'data')}, unfinished"
-            write_json(folder / MANIFEST, {"about": {**about, "task": task}})
-        hold = FolderLock(folder)  # so that `heedful cache rm` keeps it
-        fill(folder)
-        sync_all(folder)
-        folder.replace(path)
-        del hold
-    except OSError as error:  # the work so far is kept, for an attempt with more room
-        raise cannot_write(folder, error) from None
-    except BaseException as error:
-        is_empty = _files(folder) == [MANIFEST]
-        if is_empty or (isinstance(error, UserError) and not isinstance(error, Resumable)):
-            remove(folder)  # nothing is done, or the data are wrong
-        raise
 
 
 def check_prepared(path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from heedful.data.csv_rows import csv_units
-from heedful.data.invisible import is_blank
 from heedful.data.jsonl import jsonl_chunks, jsonl_record_chunks
 from heedful.data.labels import Problem, checked_labels
 from heedful.data.pair_files import (
@@ -29,6 +28,7 @@ from heedful.data.rows import (
     TextOf,
     TextUnit,
     collect,
+    is_blank,
 )
 from heedful.data.tables import table_chunks, table_record_chunks
 from heedful.data.text_files import (

@@ -1,7 +1,8 @@
-"""Rows of text: in memory, and the chunks in which sources of rows are read."""
+"""Rows of text: in memory, and the chunks in which sources of rows are read; blank texts."""
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -26,6 +27,17 @@ MESSAGES = "messages"  # conversations as JSON
 CORPUS = "corpus"  # the name of each row's corpus (`data.corpora`)
 
 _CHUNK_ROWS = 4_096  # of rows in memory
+# Control characters that are no whitespace, and Default_Ignorable_Code_Point of Unicode (soft
+# hyphens, joiners, zero-width spaces, byte order marks, variation selectors, fillers, tags), as
+# the inside of a regular expression's brackets.
+INVISIBLE = (
+    "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"
+    "\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+INVISIBLE_CHARACTER = re.compile(f"[{INVISIBLE}]")
+_BLANK = re.compile(rf"[\s{INVISIBLE}]*")
 
 
 class Rows:
@@ -214,41 +226,39 @@ def collect(source: RowSource) -> Rows:
         counter.add(chunk.source, rows.report, *rows.sources[:1])
         groups.append(rows)
     rows = Rows.concatenate(groups)
-    rows.report = counter.checked_total()
+    counter.check()
+    assert counter.total is not None
+    rows.report = counter.total
     return rows
 
 
+@dataclass
 class ReadCounter:
     """Sums the reports of chunks, in order.
 
-    Raises:
-        UserError: a file has no rows.
+    Attributes:
+        total: of all chunks so far.
+        source, name, of_source: index, name and report of the last file.
     """
 
-    def __init__(self) -> None:
-        self._source = -1
-        self._name = ""
-        self._of_source = DataReport(0, 0)
-        self._total: DataReport | None = None
+    total: DataReport | None = None
+    source: int = -1
+    name: str = ""
+    of_source: DataReport | None = None
 
     def add(self, source: int, report: DataReport, name: str = "") -> None:
-        """Count a chunk of the file with this index and name."""
-        if source == self._source:
-            self._of_source = self._of_source.plus(report)
+        """Count a chunk of the file with this index and name; the file before is complete."""
+        if self.of_source is not None and source == self.source:
+            self.of_source = self.of_source.plus(report)
         else:
-            self._check_source()
-            self._source, self._name, self._of_source = source, name, report
-        self._total = report if self._total is None else self._total.plus(report)
+            self.check()
+            self.source, self.name, self.of_source = source, name, report
+        self.total = report if self.total is None else self.total.plus(report)
 
-    def checked_total(self) -> DataReport:
-        """The report of all chunks; raises UserError if a file has no rows."""
-        self._check_source()
-        assert self._total is not None
-        return self._total
-
-    def _check_source(self) -> None:
-        report = self._of_source
-        if self._source < 0 or report.num_kept or not self._name:
+    def check(self) -> None:
+        """Raise UserError if the last file, which is complete, has no rows."""
+        report = self.of_source
+        if report is None or report.num_kept or not self.name:
             return
         noun = report.noun
         kind = {"pairs": "pair with text on both sides"}.get(noun, noun.removesuffix("s"))
@@ -257,7 +267,7 @@ class ReadCounter:
         why = ", ".join(f"{what} {count:,}" for what, count in report.left_out.items())
         counted = f"{report.num_lines:,} units ({why})" if why else f"{report.num_lines} lines"
         raise UserError(
-            f"{self._name} is empty: it holds no {labeled}{kind} in {counted}; leave it out, or "
+            f"{self.name} is empty: it holds no {labeled}{kind} in {counted}; leave it out, or "
             "name another file"
         )
 
@@ -274,3 +284,13 @@ def hash_cells(columns: Sequence[list[str]]) -> NDArray[np.uint64]:
 def same_rows(rows: Rows) -> Rows:
     """`Chunk.parse_block` of rows."""
     return rows
+
+
+def is_blank(text: str) -> bool:
+    """True if nothing of a text is displayed: it has only whitespace and invisible characters."""
+    return _BLANK.fullmatch(text) is not None
+
+
+def without_invisible(text: str) -> str:
+    """The text without its invisible characters."""
+    return INVISIBLE_CHARACTER.sub("", text)

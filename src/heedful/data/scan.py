@@ -2,17 +2,18 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import accumulate, compress, groupby, islice
+from itertools import compress, groupby, islice
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt64
 
-from heedful.data.filters import Filter, FilterChain, Unique, keep_unique
+from heedful.data.filters import Filter, Unique, apply_filters, keep_unique
 from heedful.data.labels import Problem, count_labels
-from heedful.data.reports import DataReport, FilterReport
+from heedful.data.reports import DataReport, FilterCount, FilterReport
 from heedful.data.rows import (
     CORPUS,
     LABEL,
@@ -119,39 +120,23 @@ class RowSample:
         self._num_characters = sum(int(chunk.sizes.sum()) for chunk in self._chunks)
 
 
-@dataclass
-class ChunkFacts:
-    """Facts about each of C chunks.
+class ChunkFacts(NamedTuple):
+    """Facts about a chunk of which a first pass has kept some rows.
 
     Attributes:
-        num_rows: the rows that filters keep.
-        num_characters: the characters of their texts.
-        corpora: the name of the corpus; "" without corpora.
-        kept, sources, places: `kept`, `source` and `place` of each `Chunk`.
+        first: the index of the first of these rows among all that are kept.
+        num_characters: of their texts.
+        corpus: its name; "" without corpora.
+        kept, source, place: of the `Chunk`.
     """
 
-    num_rows: list[int] = field(default_factory=list)
-    num_characters: list[int] = field(default_factory=list)
-    corpora: list[str] = field(default_factory=list)
-    kept: list[str | None] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    places: list[BlockPlace | None] = field(default_factory=list)
-
-    @property
-    def starts(self) -> list[int]:
-        """The index of the first row of each chunk, and the number of all rows."""
-        return [*accumulate(self.num_rows, initial=0)]
-
-    def add(self, chunk: Chunk, found: "_ChunkScan") -> None:
-        """Add the next chunk, and what was found in it."""
-        is_kept = np.zeros(found.read.num_kept, bool)
-        is_kept[found.indices] = True
-        self.num_rows.append(len(found.indices))
-        self.num_characters.append(int(found.sizes.sum()))
-        self.corpora.append(chunk.corpus)
-        self.kept.append(None if is_kept.all() else np.packbits(is_kept).tobytes().hex())
-        self.sources.append(chunk.source)
-        self.places.append(chunk.place)
+    first: int
+    num_rows: int
+    num_characters: int
+    corpus: str
+    kept: str | None
+    source: int
+    place: BlockPlace | None
 
 
 @dataclass(frozen=True)
@@ -169,7 +154,7 @@ class Scan:
 
     reports: dict[str, DataReport]
     filters: FilterReport
-    chunks: ChunkFacts
+    chunks: list[ChunkFacts]
     labels: Counter[str]
     sample: Rows
     sample_indices: Int64[np.ndarray, " S"]
@@ -178,7 +163,7 @@ class Scan:
     @property
     def num_rows(self) -> int:
         """The number of all rows."""
-        return sum(self.chunks.num_rows)
+        return sum(chunk.num_rows for chunk in self.chunks)
 
     @property
     def noun(self) -> str:
@@ -212,80 +197,89 @@ def scan_rows(
     unique = [filter for filter in filters if isinstance(filter, Unique)]
     by_row = [filter for filter in filters if not isinstance(filter, Unique)]
     assert [*by_row, *unique] == [*filters]
-    report, unique_report = FilterChain(by_row).report, FilterChain(unique).report
+    filtered: FilterReport | None = None  # by row
+    repeated = [FilterCount(filter.name, filter.setting) for filter in unique]
     reports: dict[str, DataReport] = {}
     labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
-    chunks, waiting = ChunkFacts(), deque[Chunk]()
+    chunks, waiting, num_rows = list[ChunkFacts](), deque[Chunk](), 0
     sources = [np.zeros(0, np.uint64)]
     items = _numbered_chunks(source, waiting, sample)
     scan_chunk = partial(_scan_chunk, by_row, unique, with_sources, problem)
     for found in map_in_order(scan_chunk, items, num_workers, batch=_BATCH):
         chunk = waiting.popleft()
         counter.add(chunk.source, found.read, *found.sampled.rows.sources[:1])
-        report = report.plus(found.filters)
+        filtered = found.filters if filtered is None else filtered.plus(found.filters)
         if unique:
             rows_of = partial(_kept_by_row, by_row, chunk)
-            is_unique = keep_unique(unique, unique_report, found.hashes, rows_of)
+            is_unique = keep_unique(unique, repeated, found.hashes, rows_of)
             found = found.filtered(is_unique)
         labels.update(found.labels)
         known = reports.get(chunk.corpus)
         reports[chunk.corpus] = found.report if known is None else known.plus(found.report)
-        chunks.add(chunk, found)
+        is_kept = np.zeros(found.read.num_kept, bool)
+        is_kept[found.indices] = True
+        kept = None if is_kept.all() else np.packbits(is_kept).tobytes().hex()
+        sizes = len(found.indices), int(found.sizes.sum())
+        chunks.append(ChunkFacts(num_rows, *sizes, chunk.corpus, kept, chunk.source, chunk.place))
+        num_rows += len(found.indices)
         sample.add(found.sampled)
         if found.sources is not None:
             sources.append(found.sources)
-    counter.checked_total()
-    report = FilterReport([*report.filters, *unique_report.filters])
+    counter.check()
+    assert filtered is not None, "a source has at least one chunk"
+    report = FilterReport([*filtered.filters, *repeated])
     report.check()
-    rows, indices = sample.rows(chunks.starts)
+    rows, indices = sample.rows([chunk.first for chunk in chunks])
     if sample_size is None:
         rows.report = reduce(DataReport.plus, reports.values())
     hashes = np.concatenate(sources) if with_sources else None
     return Scan(reports, report, chunks, labels, rows, indices, hashes)
 
 
-def scanned_chunks(source: RowSource, chunks: ChunkFacts, start: int = 0) -> Iterator[Chunk]:
+def scanned_chunks(
+    source: RowSource, facts: Sequence[ChunkFacts], start: int = 0
+) -> Iterator[Chunk]:
     """The chunks of a source from number `start` on, after its first pass."""
     places: dict[int, list[BlockPlace | None]] = {}  # by the index of a source
-    for index, place in zip(chunks.sources, chunks.places, strict=True):
-        places.setdefault(index, []).append(place)
+    for of_chunk in facts:
+        places.setdefault(of_chunk.source, []).append(of_chunk.place)
     known = {
         index: [place for place in found if place is not None]
         for index, found in places.items()
         if None not in found
     }
-    facts = zip(chunks.starts[:-1], chunks.kept, strict=True)
-    pairs = zip(source.chunks(known), facts, strict=True)
-    for chunk, (first, kept) in islice(pairs, start, None):
-        yield replace(chunk, first=first, kept=kept)
+    for chunk, of_chunk in islice(zip(source.chunks(known), facts, strict=True), start, None):
+        yield replace(chunk, first=of_chunk.first, kept=of_chunk.kept)
 
 
-def take_held_out(source: RowSource, chunks: ChunkFacts, split: Split, num_workers: int) -> Rows:
+def take_held_out(
+    source: RowSource, facts: Sequence[ChunkFacts], split: Split, num_workers: int
+) -> Rows:
     """The rows that a split holds out, in memory."""
-    ends = zip(chunks.starts[:-1], chunks.starts[1:], strict=True)
-    is_needed = [split.holds_out_some(first, end) for first, end in ends]
-    needed = compress(scanned_chunks(source, chunks), is_needed)
+    is_needed = [split.holds_out_some(chunk.first, chunk.first + chunk.num_rows) for chunk in facts]
+    needed = compress(scanned_chunks(source, facts), is_needed)
     count = min(num_workers, max(1, sum(is_needed) // _CHUNKS_A_WORKER))
     held_out_of = partial(split.take_from, held_out=True)
     return Rows.concatenate([*map_in_order(held_out_of, needed, count)])
 
 
 def corpus_tails(
-    source: RowSource, chunks: ChunkFacts, size: int | float, unit: TextUnit
+    source: RowSource, facts: Sequence[ChunkFacts], size: int | float, unit: TextUnit
 ) -> Iterator[Tail]:
     """The last texts of each corpus, by `split_tail`."""
-    first = 0
-    for _, group in groupby(range(len(chunks.corpora)), key=chunks.corpora.__getitem__):
-        numbers = [*group]
+    number = 0  # of the first chunk of the corpus
+    for _, group in groupby(facts, key=lambda chunk: chunk.corpus):
+        corpus = [*group]
 
-        def lengths_of(index: int, start: int = numbers[0]) -> list[int]:
-            rows = next(scanned_chunks(source, chunks, start + index)).parse()
+        def lengths_of(index: int, start: int = number) -> list[int]:
+            rows = next(scanned_chunks(source, facts, start + index)).parse()
             return [len(text) for text in rows["text"]]
 
-        corpus = slice(numbers[0], numbers[-1] + 1)
-        num_rows, num_characters = chunks.num_rows[corpus], chunks.num_characters[corpus]
+        num_rows = [chunk.num_rows for chunk in corpus]
+        num_characters = [chunk.num_characters for chunk in corpus]
+        first = corpus[0].first
         yield split_tail(num_rows, num_characters, lengths_of, size, unit, first=first)
-        first += sum(num_rows)
+        number += len(corpus)
 
 
 @dataclass(frozen=True)
@@ -337,8 +331,7 @@ def _scan_chunk(
     """Read and filter a chunk, given with its number and a bound of the keys to be sampled."""
     number, chunk, threshold = item
     read = chunk.parse()
-    chain = FilterChain(filters)
-    rows, indices = chain.apply(read)
+    rows, indices, report = apply_filters(filters, read)
     texts = [cells for name, cells in rows.columns.items() if name not in (LABEL, CORPUS)]
     lengths = [np.fromiter(map(len, cells), np.int64, len(rows)) for cells in texts]
     sizes = np.asarray(np.sum(lengths, axis=0))
@@ -349,7 +342,7 @@ def _scan_chunk(
         labels=count_labels(rows, problem) if LABEL in rows else Counter(),
         read=read.report,
         report=rows.report,
-        filters=chain.report,
+        filters=report,
         sampled=SampledRows(keys, sizes, np.arange(len(rows)), rows).select(keys < threshold),
         indices=indices,
         sizes=sizes,
@@ -360,7 +353,7 @@ def _scan_chunk(
 
 def _kept_by_row(filters: Sequence[Filter], chunk: Chunk) -> Rows:
     """The rows of a chunk that the filters keep."""
-    return FilterChain(filters).apply(chunk.parse())[0]
+    return apply_filters(filters, chunk.parse())[0]
 
 
 def _numbered_chunks(

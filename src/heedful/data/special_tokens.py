@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from heedful.errors import UserError
 
@@ -55,15 +55,14 @@ def read_template(
     """
     text = Backend(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
 
-    def specials(pair: Encoding | None) -> list[tuple[int, ...]]:
-        encoding = backend.post_process(text, pair, add_special_tokens=True)
+    found: list[list[tuple[int, ...]]] = []  # of a text, and of a pair
+    for second in (None, text):
+        encoding = backend.post_process(text, second, add_special_tokens=True)
         groups: list[tuple[int, ...]] = [()]
         for i, sequence in zip(encoding.ids, encoding.sequence_ids, strict=True):
             groups = [*groups, ()] if sequence is not None else [*groups[:-1], (*groups[-1], i)]
-        return groups
-
-    prefix, suffix = specials(None)
-    pair_prefix, middle, pair_suffix = specials(text)
+        found.append(groups)
+    (prefix, suffix), (pair_prefix, middle, pair_suffix) = found
     fits = (pair_prefix, pair_suffix) == (prefix, suffix)
     return prefix, suffix, middle if fits else None
 

@@ -15,8 +15,16 @@ from jaxtyping import Bool, Int64, UInt32, UInt64
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator
 
-from heedful.data.invisible import without_invisible
-from heedful.data.rows import CORPUS, LABEL, MESSAGES, Chunk, Rows, TextUnit, hash_cells
+from heedful.data.rows import (
+    CORPUS,
+    LABEL,
+    MESSAGES,
+    Chunk,
+    Rows,
+    TextUnit,
+    hash_cells,
+    without_invisible,
+)
 from heedful.errors import UserError
 
 _TARGET = "tgt"  # the column of the targets of pairs

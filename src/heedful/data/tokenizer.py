@@ -59,7 +59,7 @@ def train_tokenizer(
     vocabulary, except for `char` with a `vocab_size`. Text is normalized first. All kinds except
     `byte_bpe` and `byte` collapse whitespace to single spaces and strip the ends; U+2581, which
     represents the space inside pieces, counts as whitespace. These kinds also drop the invisible
-    characters (`heedful.data.invisible`) that are not in the training text.
+    characters (`heedful.data.rows.INVISIBLE`) that are not in the training text.
 
     Args:
         texts: lines of text; for a vocabulary shared by two languages, the lines of both.
@@ -118,6 +118,8 @@ class Tokenizer:
         chat_template: the Jinja source of the chat template that its model was trained with.
 
     Attributes:
+        pad_id: id for padding; 0 without a padding token (padding masks are made from lengths).
+        unk_id: id of unknown pieces; -1 for a vocabulary without an unknown token.
         special_ids: ids of special tokens, which `decode` leaves out.
         prefix_ids, suffix_ids: special tokens of the template before and after a text.
         pair_middle_ids: special tokens between the texts of a pair; `None` if the template of a
@@ -151,6 +153,8 @@ class Tokenizer:
         self.chat_template = chat_template
         id_of = backend.token_to_id if piece_ids is None else piece_ids.get
         self.specials = find_specials(self.roles, id_of)
+        self.pad_id = self.specials.pad_id or 0
+        self.unk_id = -1 if self.specials.unk_id is None else self.specials.unk_id
         added = backend.get_added_tokens_decoder().values()
         names = [*self.roles.values(), *(token.content for token in added if token.special)]
         ids = (*map(id_of, names), *self.specials.sentinel_ids)
@@ -180,11 +184,6 @@ class Tokenizer:
             self._backend, self.spelling, self.special_ids, self.piece, self.has_own_pieces
         )
 
-    @property
-    def pad_id(self) -> int:
-        """Id for padding; 0 without a padding token (padding masks are made from lengths)."""
-        return self.specials.pad_id or 0
-
     @cached_property
     def bos_id(self) -> int:
         """Id of the start token. Raises UserError without one."""
@@ -194,11 +193,6 @@ class Tokenizer:
     def eos_id(self) -> int:
         """Id of the end token. Raises UserError without one."""
         return self._require(self.specials.eos_id, "end token (eos)")
-
-    @property
-    def unk_id(self) -> int:
-        """Id of unknown pieces; -1 for a vocabulary without an unknown token."""
-        return -1 if self.specials.unk_id is None else self.specials.unk_id
 
     @cached_property
     def lowercases(self) -> bool:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.invisible import INVISIBLE, INVISIBLE_CHARACTER
-from heedful.data.words import Separation, count_words, train_on_words
+from heedful.data.rows import INVISIBLE, INVISIBLE_CHARACTER
+from heedful.data.words import count_words, train_on_words
 from heedful.errors import UserError, describe
 from heedful.progress import has_display
 
@@ -113,13 +113,6 @@ class TrainingSettings:
         """True if decoding restores all whitespace."""
         return self.keep_whitespace or self.kind in _BYTES
 
-    @property
-    def separation(self) -> Separation | None:
-        """The words, as in `WordCache`, that are split one by one; None: texts are split whole."""
-        if self.kind == "byte_bpe":
-            return "borders"
-        return None if self.keeps_whitespace or self.kind == "char" else "spaces"
-
 
 def check_texts(texts: Any, name: str = "texts") -> None:
     """Raises UserError for anything but a list of texts."""
@@ -157,8 +150,17 @@ def train_backend(lines: list[str], settings: TrainingSettings, num_workers: int
         raise UserError("no text to train a tokenizer on; give at least one line that is not blank")
     invisible = {*chain.from_iterable(map(INVISIBLE_CHARACTER.findall, lines))}
     backend = _untrained(settings, invisible)
+    words: Mapping[str, int] | None = None  # that are split one by one; None: texts are split whole
+    if settings.kind == "byte_bpe":
+        words = count_words(lines, "borders", num_workers)
+    elif not settings.keeps_whitespace and settings.kind != "char":
+        words = count_words(lines, "spaces", num_workers)
     if settings.kind != "byte":
-        _train(backend, lines, settings, num_workers)
+        trainer = _trainer(backend, lines, lines if words is None else words, settings)
+        if words is None:
+            backend.train_from_iterator(lines, trainer=trainer)
+        else:
+            train_on_words(backend, words, trainer)
     backend = _canonical(backend, settings)
     # For decoding only: `Tokenizer` encodes their names in a text as ordinary text.
     backend.add_special_tokens(list(settings.specials))
@@ -174,26 +176,6 @@ def train_backend(lines: list[str], settings: TrainingSettings, num_workers: int
             )
         _check_minimum(size, settings)
     return backend
-
-
-def _train(
-    backend: Backend, lines: list[str], settings: TrainingSettings, num_workers: int
-) -> None:
-    """Train the model of a tokenizer."""
-    separation = settings.separation
-    words = count_words(lines, separation, num_workers) if separation else None
-    texts = lines if words is None else words
-    if settings.kind == "unigram":
-        # One more than the characters: the trainer ignores a limit that equals their number.
-        minimum = len(settings.specials) + len(_alphabet(backend, texts, settings)) + 1
-        _check_minimum(minimum, settings)
-    # The trainers allocate memory for vocab_size pieces and abort the process if they cannot.
-    bound = 1_024 + len(settings.specials) + _PIECES_OF_CHARACTER * sum(map(len, lines))
-    trainer = _trainer(backend, texts, settings, bound)
-    if words is None:
-        backend.train_from_iterator(lines, trainer=trainer)
-    else:
-        train_on_words(backend, words, trainer)
 
 
 def byte_pieces() -> list[str]:
@@ -286,9 +268,21 @@ def _normalizers(settings: TrainingSettings, known_invisible: Set[str]) -> list[
     return steps
 
 
-def _trainer(backend: Backend, texts: Iterable[str], settings: TrainingSettings, bound: int) -> Any:
-    """The trainer of this kind, with a vocabulary of at most `bound` entries."""
+def _trainer(
+    backend: Backend, lines: list[str], texts: Iterable[str], settings: TrainingSettings
+) -> Any:
+    """The trainer of this kind, for these lines.
+
+    Args:
+        texts: their words, or the lines.
+    """
     kind = settings.kind
+    if kind == "unigram":
+        # One more than the characters: the trainer ignores a limit that equals their number.
+        minimum = len(settings.specials) + len(_alphabet(backend, texts, settings)) + 1
+        _check_minimum(minimum, settings)
+    # The trainers allocate memory for vocab_size pieces and abort the process if they cannot.
+    bound = 1_024 + len(settings.specials) + _PIECES_OF_CHARACTER * sum(map(len, lines))
     arguments: dict[str, Any] = {
         "vocab_size": min(settings.vocab_size or bound, bound),
         "special_tokens": list(settings.specials),

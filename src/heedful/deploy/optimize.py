@@ -27,7 +27,7 @@ from heedful.backends.manifest import (
 from heedful.backends.registry import open_conversion
 from heedful.backends.shortlist import Pairs, Shortlist, make_shortlist
 from heedful.backends.torch.eager import Eager
-from heedful.data.invisible import is_blank
+from heedful.data.rows import is_blank
 from heedful.deploy.convert import convert_model, reusable_conversion
 from heedful.deploy.measure import Conversion, candidates, measure
 from heedful.deploy.prove import Proof, Prover

@@ -5,7 +5,7 @@ Rules are in `heedful.generation.rules`, speculative decoding in `heedful.genera
 
 from typing import TYPE_CHECKING
 
-from heedful.lazy import lazily
+from heedful.extras import lazily
 
 if TYPE_CHECKING:
     from heedful.generation.outputs import Hypothesis, LengthScore

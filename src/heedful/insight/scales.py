@@ -18,7 +18,7 @@ from heedful.insight.plots import MAX_INCHES, new_figure, plain
 from heedful.insight.reading import evaluating
 from heedful.insight.watching import Watch, stacks_of
 from heedful.parts.losses import LossSum
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

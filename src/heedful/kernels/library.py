@@ -18,8 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from heedful.kernels.build import HEADERS, NO_COMPILER, build_library, has_cpp_compiler
-from heedful.kernels.cache import code_folder
+from heedful.kernels.build import (
+    HEADERS,
+    NO_COMPILER,
+    build_library,
+    code_folder,
+    has_cpp_compiler,
+)
 from heedful.progress import track
 
 ELEMENT_TYPES = (torch.float32, torch.bfloat16)  # as `ElementType` of elements.h

@@ -11,7 +11,7 @@ Names are imported on first use, so that `import heedful.models` alone imports n
 
 from typing import TYPE_CHECKING
 
-from heedful.lazy import lazily
+from heedful.extras import lazily
 
 if TYPE_CHECKING:
     from heedful.models.adapters import LoRA, add_lora, freeze, merge_lora

@@ -26,7 +26,7 @@ Names are imported on first use, so that `import heedful.parts` alone imports no
 
 from typing import TYPE_CHECKING
 
-from heedful.lazy import lazily
+from heedful.extras import lazily
 
 if TYPE_CHECKING:
     from heedful.parts.attend_products import attend

@@ -5,7 +5,7 @@ Importing a name does not import torch: a model opens its net at the first use.
 
 from typing import TYPE_CHECKING
 
-from heedful.lazy import lazily
+from heedful.extras import lazily
 
 if TYPE_CHECKING:
     from heedful.pipelines.assembly import from_net

@@ -20,7 +20,7 @@ from heedful.pipelines.metadata import GenerationIds, Limits, ModelMetadata
 from heedful.pipelines.nets import kind_of, open_net
 from heedful.pipelines.translation import Translator
 from heedful.zoo.architectures import meta_net
-from heedful.zoo.names import weights_of
+from heedful.zoo.saved import weights_of
 
 _TASKS = {
     "Translator": "translation",

@@ -16,7 +16,7 @@ import heedful
 from heedful import openmp
 from heedful.backends.base import Backend, Capability, Settings
 from heedful.backends.shortlist import Shortlist
-from heedful.data.invisible import is_blank, without_invisible
+from heedful.data.rows import is_blank, without_invisible
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import as_path, in_hf_format, read_object, write_directory, write_json
@@ -387,16 +387,15 @@ class SavedModel:
             UserError: as `save`, before anything is written.
         """
         from heedful.models.adapters import without_factors
-        from heedful.zoo.names import trainable, weights_of
-        from heedful.zoo.saved import WEIGHTS, Base, check_frozen, check_parameters, save_tensors
+        from heedful.zoo import saved
 
-        weights = weights_of(self.net)  # which opens the net, and so its Config
+        weights = saved.weights_of(self.net)  # which opens the net, and so its Config
         plain, entry = without_factors(self.net, weights), None
-        check_parameters(self.metadata.architecture, self.config, plain)
+        saved.check_parameters(self.metadata.architecture, self.config, plain)
         if base is not None:
-            entry = Base.create(base, target)
-            check_frozen(plain, trainable(self.net), base)
-            weights = dict(trainable(self.net))
+            entry = saved.Base.create(base, target)
+            saved.check_frozen(plain, saved.trainable(self.net), base)
+            weights = dict(saved.trainable(self.net))
         elif self.adapter is not None:
             raise UserError(
                 "the net has an adapter; give the directory of its base model (base=), or merge it "
@@ -405,7 +404,7 @@ class SavedModel:
 
         def fill(folder: Path) -> None:
             save_description(self, folder, entry)
-            save_tensors(folder / WEIGHTS, weights)
+            saved.save_tensors(folder / saved.WEIGHTS, weights)
 
         return fill
 

@@ -22,7 +22,6 @@ from heedful.pipelines.kinds import AnyModel
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import ModelMetadata
 from heedful.pipelines.translation import Translator
-from heedful.zoo.names import set_weights, weights_of
 from heedful.zoo.saved import (
     LOCK,
     WEIGHTS,
@@ -30,7 +29,9 @@ from heedful.zoo.saved import (
     load_tensors,
     make_config,
     read_step,
+    set_weights,
     uninitialized_net,
+    weights_of,
 )
 
 

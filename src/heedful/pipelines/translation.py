@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from heedful.data.invisible import is_blank
 from heedful.data.language_tags import is_same_language, matching_tag
+from heedful.data.rows import is_blank
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
 from heedful.fidelity import Glossary

@@ -40,7 +40,7 @@ from heedful.plan.work import Work
 from heedful.progress import PrintLine, track
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
-from heedful.training.precision import resolve_precision
+from heedful.training.optimizer import resolve_precision
 from heedful.training.step import LossFunction, TrainStep
 from heedful.zoo.architectures import host_memory
 

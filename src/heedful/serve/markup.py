@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-from heedful.data.invisible import is_blank
+from heedful.data.rows import is_blank
 from heedful.documents.html import HtmlDocument
 from heedful.documents.parts import Placed
 from heedful.documents.segments import Result

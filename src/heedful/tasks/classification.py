@@ -26,7 +26,7 @@ from heedful.files import write_lines
 from heedful.parts.losses import LossSum
 from heedful.pipelines import Classifier
 from heedful.progress import track
-from heedful.tasks.corpora import files_by_split, is_paired
+from heedful.tasks.corpora import is_paired, split_files
 from heedful.tasks.inputs import (
     SomeRows,
     check_derived_keys,
@@ -90,7 +90,7 @@ class TextClassification(Task):
         if self.recipe.init_from is None:
             self.problem(None)
         check_derived_keys(self.recipe)
-        entries = files_by_split(self.recipe)
+        entries = split_files(self.recipe)
         for entry in entries:
             if (entry.files.pair_field is not None) != is_paired(self.recipe):
                 raise UserError(

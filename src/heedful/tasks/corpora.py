@@ -37,7 +37,7 @@ class SplitFiles(NamedTuple):
 
 
 def split_files(recipe: Recipe) -> list[SplitFiles]:
-    """The files of train, valid and test, in this order and in that of the corpora."""
+    """The files of train, valid and test that a recipe names, by split and then by corpus."""
     data = recipe.data
     if not data.corpora:
         named = [SplitFiles(f"data.{name}", name, "", getattr(data, name)) for name in SPLITS]
@@ -59,17 +59,9 @@ def split_files(recipe: Recipe) -> list[SplitFiles]:
         for key in SOURCES:
             if paths := resolve_paths(getattr(entry.files, key), folder):
                 found[key] = [str(file) for path in paths for file in expand_path(path)]
-        resolved.append(entry._replace(files=entry.files.model_copy(update=found)))
+        if found:
+            resolved.append(entry._replace(files=entry.files.model_copy(update=found)))
     return resolved
-
-
-def files_by_split(recipe: Recipe) -> list[SplitFiles]:
-    """`split_files` without splits and corpora for which the recipe names no files."""
-    return [
-        entry
-        for entry in split_files(recipe)
-        if any(getattr(entry.files, key) is not None for key in SOURCES)
-    ]
 
 
 def resolve_paths(paths: str | list[str] | None, folder: Path = Path()) -> list[Path]:

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from heedful import task_keys
 from heedful.config import Recipe
-from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch, collate_pairs
 from heedful.data.columns import Sequences, pack_ids
 from heedful.data.encoding import TextColumn
@@ -38,7 +37,7 @@ from heedful.tasks.inputs import (
 )
 from heedful.tasks.masked_lm import decode_with_specials, example_rng
 from heedful.tasks.noise import BartNoise, Noise, NoiseTokens, T5Noise
-from heedful.tasks.run_data import Inherited, PlannedRows, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -136,27 +135,16 @@ class Denoising(Task):
         language = self.recipe.data.src_language
         return ModelMetadata(name, self.recipe.task, language, language, limits, generation=ids)
 
-    def plan_rows(
-        self,
-        data: RunData,
-        epoch: int,
-        shapes: list[BatchShape] | None,
-        buffer: int,
-        rows: Int64[np.ndarray, " n"],
-    ) -> list[PlannedRows]:
-        """The batches by upper bounds of lengths, so that the plan is independent of the noise."""
-        batches = super().plan_rows(data, epoch, shapes, buffer, rows)
-        return [PlannedRows(epoch, indices) for indices in batches]
-
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Upper bounds of the source and target lengths of each training text."""
         lengths = data.ids("train").lengths_of(rows)
         src, tgt = self.noise.max_side_lengths(int(lengths.max(initial=0)))
         return src[lengths], tgt[lengths]
 
-    def collate(self, data: RunData, item: PlannedRows) -> Batch:
-        pairs = self.corrupt(data, "train", item, self.recipe.training.seed)
-        return replace(self._batch(data, pairs, np.arange(len(pairs.src))), indices=item.indices)
+    def collate(self, data: RunData, item: Int64[np.ndarray, " n"]) -> Batch:
+        seed = self.recipe.training.seed
+        pairs = self.corrupt(data, "train", item, seed=seed, epoch=data.epoch)
+        return replace(self._batch(data, pairs, np.arange(len(pairs.src))), indices=item)
 
     def evaluate(self, model: Translator, data: RunData) -> EvaluationResult:
         sums, by_corpus = self._split_sums(model, data, "valid")
@@ -176,16 +164,24 @@ class Denoising(Task):
 
     def held_out_pairs(self, data: RunData, split: str) -> Pairs:
         """The texts of a held-out split with the same noise at every evaluation."""
-        rows = PlannedRows(0, np.arange(len(data.splits[split])))
-        return self.corrupt(data, split, rows, HELD_OUT_SEED)
+        rows = np.arange(len(data.splits[split]))
+        return self.corrupt(data, split, rows, seed=HELD_OUT_SEED)
 
-    def corrupt(self, data: RunData, split: str, rows: PlannedRows, seed: int) -> Pairs:
+    def corrupt(
+        self,
+        data: RunData,
+        split: str,
+        rows: Int64[np.ndarray, " n"],
+        *,
+        seed: int,
+        epoch: int = 0,
+    ) -> Pairs:
         """Texts of a split, with noise that depends on (seed, epoch, index of the text)."""
         store, tokens = data.ids(split), noise_tokens(data.tokenizer)
         longest = self.recipe.data.max_length
         pairs = [
-            self.noise.corrupt(store[i], example_rng(seed, rows.epoch, i), tokens, longest)
-            for i in rows.indices.tolist()
+            self.noise.corrupt(store[i], example_rng(seed, epoch, i), tokens, longest)
+            for i in rows.tolist()
         ]
         sides = ([ids.tolist() for ids in side] for side in zip(*pairs, strict=True))
         return Pairs(*(pack_ids(side, data.tokenizer.vocab_size) for side in sides))
@@ -213,7 +209,7 @@ class Denoising(Task):
         count = min(self.recipe.evaluation.num_samples, len(data.splits["valid"]))
         if not count:
             return []
-        pairs = self.corrupt(data, "valid", PlannedRows(0, np.arange(count)), HELD_OUT_SEED)
+        pairs = self.corrupt(data, "valid", np.arange(count), seed=HELD_OUT_SEED)
         src, tgt = ([side[i].tolist() for i in range(count)] for side in pairs)
         outputs = [
             list(best.ids) for best, *_ in model.generate(src, beam_size=1, return_details=True)

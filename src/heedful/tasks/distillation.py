@@ -35,8 +35,7 @@ from heedful.tasks.corpora import resolve_paths, shared_languages
 from heedful.tasks.run_data import RunData
 from heedful.tasks.task import Task
 from heedful.tasks.teacher_outputs import PAIRS, Pass, ShardWriter
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import WEIGHTS, copy_matching
+from heedful.zoo.saved import WEIGHTS, copy_matching, weights_of
 
 _SEQUENCE_KEYS = "include_references", "back_translation_models"
 _IN_BLOCK = re.compile(r"(.*\bblocks)\.(\d+)\.(.+)")

@@ -11,7 +11,6 @@ from jaxtyping import Int64
 from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, rows_of
-from heedful.data.draws import CorpusShare
 from heedful.data.plans import Windows
 from heedful.data.subword_sampling import SubwordSampler
 from heedful.tasks.corpora import corpus_shares
@@ -35,19 +34,21 @@ class EpochBatches:
     """
 
     def __init__(self, task: Task, data: RunData) -> None:
-        training = task.recipe.training
-        self._task, self._data = task, data
+        training, train = task.recipe.training, data.splits["train"]
+        self._task = task
         self._shapes = task.batch_shapes(data) if training.compile else None
-        self._sampler: SubwordSampler | None = None
-        self._noise = task.row_noise(data) if training.noise.is_on else None
-        self._current: tuple[int, RunData] | None = None
+        self._stored = replace(data, shapes=self._shapes)  # without noise
+        self._current: RunData | None = None
         self._last: tuple[int, Sequence[Any]] | None = None  # to plan
         self._num_steps_of: dict[Any, int] = {}
+        self._shares = corpus_shares(task.recipe, train.corpora) if train.corpora else []
+        self._noise = task.row_noise(data) if training.noise.is_on else None
+        self._sampler: SubwordSampler | None = None
         if training.subword_sampling is not None:
             columns = task.text_columns(data.tokenizers)
             has_limit = task.recipe_keys.includes("data.max_length")
             self._sampler = SubwordSampler(
-                data.splits["train"],
+                train,
                 {name: column.tokenizer for name, column in columns.items()},
                 training.subword_sampling,
                 seed=training.seed,
@@ -58,7 +59,7 @@ class EpochBatches:
     def plan_epoch(self, epoch: int) -> Sequence[Any]:
         """The batches of an epoch, a pure function, as items for `load_batch`."""
         if self._last is None or self._last[0] != epoch:
-            self._last = epoch, self._task.plan_epoch(self._data_of(epoch), epoch)
+            self._last = epoch, self._task.plan_epoch(self._data_of(epoch))
         return self._last[1]
 
     def total_steps(self) -> int | None:
@@ -93,14 +94,9 @@ class EpochBatches:
         return self._num_steps_of[kind]
 
     @cached_property
-    def _shares(self) -> list[CorpusShare]:
-        corpora = self._data.splits["train"].corpora
-        return corpus_shares(self._task.recipe, corpora) if corpora else []
-
-    @cached_property
     def _counts_all(self) -> bool:
         """True if all epochs are planned in about a second."""
-        train, epochs = self._data.splits["train"], self._task.recipe.training.max_epochs
+        train, epochs = self._stored.splits["train"], self._task.recipe.training.max_epochs
         if epochs is None:
             return False
         passes = float(epochs)
@@ -124,17 +120,14 @@ class EpochBatches:
 
     def _data_of(self, epoch: int) -> RunData:
         """The data as they are in an epoch; those of the last one asked for are kept."""
-        if self._sampler is None and self._noise is None:
-            return self._data
-        if self._current is None or self._current[0] != epoch:
-            train = (
-                self._data.splits["train"] if self._sampler is None else self._sampler.epoch(epoch)
-            )
-            if self._noise is not None:
-                train = self._noise.epoch(epoch, train)
-            splits = self._data.splits | {"train": train}
-            self._current = epoch, replace(self._data, splits=splits)
-        return self._current[1]
+        current = self._current
+        if current is None or current.epoch != epoch:
+            train = self._stored.splits["train"]
+            train = train if self._sampler is None else self._sampler.epoch(epoch)
+            train = train if self._noise is None else self._noise.epoch(epoch, train)
+            splits = self._stored.splits | {"train": train}
+            self._current = current = replace(self._stored, epoch=epoch, splits=splits)
+        return current
 
 
 def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> dict[str, int]:

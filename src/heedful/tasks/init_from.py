@@ -15,8 +15,7 @@ from heedful.errors import UserError, format_names
 from heedful.files import write_json
 from heedful.pipelines import SavedModel
 from heedful.progress import PrintLine
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching
+from heedful.zoo.saved import VOCABULARY_TENSORS, copy_matching, weights_of
 
 VOCABULARIES = ("vocab_size", "src_vocab_size", "tgt_vocab_size")
 SUMMARY_FILE = "init_from.json"

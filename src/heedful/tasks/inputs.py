@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from heedful.data.plans import BLOCK_ROWS
 from heedful.data.row_files import FileRows, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
-from heedful.data.splits import Split, split_by_source
+from heedful.data.splits import Split
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.data.workers import choose_workers
 from heedful.errors import UserError
@@ -24,7 +23,6 @@ from heedful.task_keys import TaskKeys, alternatives
 from heedful.tasks.corpora import (
     SOURCES,
     SplitFiles,
-    files_by_split,
     languages_of,
     resolve_paths,
     split_files,
@@ -41,13 +39,14 @@ LengthsOf: TypeAlias = Callable[[SomeRows], tuple[Int64[np.ndarray, " n"], ...]]
 def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
     """Raise UserError for a recipe with two sources for one split, or none for train."""
     sources = [key for key in SOURCES if keys.includes(f"data.train.{key}")]
-    for entry in split_files(recipe):
+    entries = split_files(recipe)
+    for entry in entries:
         named = [key for key in SOURCES if getattr(entry.files, key) is not None]
         if len(named) > 1 and "src" not in sources:
             raise UserError(f"{entry.key}: give {' or '.join(sources)}, not both")
-        if entry.split == "train" and not named and sources:
-            settings = alternatives(sources, "data.train.{}=FILE", " ")
-            raise UserError(f"data.train is not given: add {settings}")
+    if sources and all(entry.split != "train" for entry in entries):
+        settings = alternatives(sources, "data.train.{}=FILE", " ")
+        raise UserError(f"data.train is not given: add {settings}")
 
 
 def open_texts(files: Files, recipe: Recipe) -> FileRows:
@@ -74,14 +73,13 @@ def raw_data(recipe: Recipe, open_files: Callable[[SplitFiles], FileRows]) -> Ra
     """The rows of each split for which the recipe names files; without files of valid,
     random rows of train are held out, all or none of those with one source."""
     sources: dict[str, dict[str, FileRows]] = {}
-    for entry in files_by_split(recipe):
+    for entry in split_files(recipe):
         rows = replace(open_files(entry), corpus=entry.corpus)
         sources.setdefault(entry.split, {})[entry.key.removeprefix("data.")] = rows
     columns = next(iter(sources["train"].values())).names
     return RawData(
         {**sources},
-        partial(random_rows, recipe),
-        training_filters(recipe, columns),
+        filters=training_filters(recipe, columns),
         drops_held_out=recipe.data.drop_held_out is not False,
     )
 
@@ -93,12 +91,6 @@ def training_filters(recipe: Recipe, columns: Iterable[str]) -> list[Filter]:
     texts = [name for name in columns if name not in (LABEL, CORPUS)]
     languages = {name: languages_of(recipe, name) for name in recipe.data.corpora or [""]}
     return make_filters(recipe.data.filters, texts, languages)
-
-
-def random_rows(recipe: Recipe, scan: Scan) -> Split:
-    """All rows of random sources: `RawData.hold_out`, where the recipe is given."""
-    assert scan.sources is not None
-    return split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
 
 
 def raw_text_data(recipe: Recipe) -> RawData:
@@ -121,7 +113,7 @@ def raw_text_data(recipe: Recipe) -> RawData:
         return Split(tails=tuple(corpus_tails(raw.rows_of("train"), scan.chunks, size, unit)))
 
     drops = is_table if data.drop_held_out is None else data.drop_held_out
-    return replace(raw, hold_out=hold_out, holds_out_tail=True, drops_held_out=drops)
+    return replace(raw, hold_out_tail=hold_out, drops_held_out=drops)
 
 
 def joint_tokenizer(recipe: Recipe, sample: Rows, **options: Any) -> tuple[Tokenizer, Tokenizer]:

@@ -112,14 +112,7 @@ class LanguageModeling(Task):
         ids = continuation_ids(data.tokenizer)
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
-    def plan_rows(
-        self,
-        data: RunData,
-        epoch: int,
-        shapes: list[BatchShape] | None,
-        buffer: int,
-        rows: Int64[np.ndarray, " n"],
-    ) -> list[Windows]:
+    def plan_rows(self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]) -> list[Windows]:
         """See `Task.plan_rows`: windows of the texts."""
         context = self.objective.context
         return plan_windows(
@@ -127,7 +120,7 @@ class LanguageModeling(Task):
             context=context,
             batch_size=rows_per_batch(self.recipe, context),
             seed=self.recipe.training.seed,
-            epoch=epoch,
+            epoch=data.epoch,
             buffer=buffer,
             rows=rows,
         )

@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from heedful import task_keys
-from heedful.data.buckets import BatchShape
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.columns import Sequences
 from heedful.data.encoding import TextColumn
@@ -34,7 +33,7 @@ from heedful.tasks.inputs import (
     joint_tokenizer,
     raw_text_data,
 )
-from heedful.tasks.run_data import Inherited, PlannedRows, RawData, RunData
+from heedful.tasks.run_data import Inherited, RawData, RunData
 from heedful.tasks.scoring import (
     FinalScores,
     corpus_losses,
@@ -130,27 +129,20 @@ class MaskedLm(Task):
     def model_keys(self, data: RunData | None, name: str) -> dict[str, object]:
         return encoder_keys(self.recipe, data, name, "mlm")
 
-    def plan_rows(
-        self,
-        data: RunData,
-        epoch: int,
-        shapes: list[BatchShape] | None,
-        buffer: int,
-        rows: Int64[np.ndarray, " n"],
-    ) -> list[PlannedRows]:
-        batches = super().plan_rows(data, epoch, shapes, buffer, rows)
-        return [PlannedRows(epoch, indices) for indices in batches]
-
     def row_lengths(self, data: RunData, rows: SomeRows) -> tuple[Int64[np.ndarray, " n"], ...]:
         return (self.rows(data, "train").lengths_of(rows),)
 
     def num_rows(self, data: RunData) -> int:
         return len(self.rows(data, "train"))
 
-    def collate(self, data: RunData, item: PlannedRows) -> Batch:
-        seed = self.recipe.training.seed
+    def collate(self, data: RunData, item: Int64[np.ndarray, " n"]) -> Batch:
         return masked_batch(
-            self.rows(data, "train"), item, data.tokenizer, masking=self.objective, seed=seed
+            self.rows(data, "train"),
+            item,
+            data.tokenizer,
+            masking=self.objective,
+            seed=self.recipe.training.seed,
+            epoch=data.epoch,
         )
 
     def evaluate(self, model: MaskedLanguageModel, data: RunData) -> EvaluationResult:
@@ -172,8 +164,7 @@ class MaskedLm(Task):
         self, data: RunData, rows: Sequences, indices: Int64[np.ndarray, " B"], masking: Masking
     ) -> Batch:
         """A batch of held-out rows, masked in the same way at every evaluation."""
-        item = PlannedRows(0, indices)
-        return masked_batch(rows, item, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
+        return masked_batch(rows, indices, data.tokenizer, masking=masking, seed=HELD_OUT_SEED)
 
     def _split_sums(
         self, model: MaskedLanguageModel, data: RunData, name: str
@@ -229,28 +220,29 @@ def fill_masks(
 
 def masked_batch(
     rows: Sequences,
-    item: PlannedRows,
+    indices: Int64[np.ndarray, " B"],
     tokenizer: Tokenizer,
     *,
     masking: Masking,
     seed: int,
+    epoch: int = 0,
 ) -> Batch:
     """A batch of rows, with masks that depend on (seed, epoch, index of the row).
 
     Raises:
         UserError: a tokenizer without mask token.
     """
-    batch = collate_texts(rows, item.indices, pad_id=tokenizer.pad_id)
+    batch = collate_texts(rows, indices, pad_id=tokenizer.pad_id)
     ids = batch.tokens.ids.numpy()
     inputs, selected = ids.copy(), np.zeros(ids.shape, dtype=np.bool_)
     mask_id, lengths = mask_id_of(tokenizer), batch.tokens.lengths.tolist()
-    for row, index in enumerate(item.indices.tolist()):
+    for row, index in enumerate(indices.tolist()):
         length = lengths[row]
         text = ids[row, :length]
         starts = np.array(tokenizer.word_starts(text.tolist())) if masking.whole_word else None
         inputs[row, :length], selected[row, :length] = mask_ids(
             text,
-            rng=example_rng(seed, item.epoch, index),
+            rng=example_rng(seed, epoch, index),
             masking=masking,
             mask_id=mask_id,
             vocab_size=tokenizer.vocab_size,

@@ -12,7 +12,6 @@ from torch import nn
 from heedful import plugins
 from heedful.config import Adapter
 from heedful.data.hf_tokenizers import open_tokenizer
-from heedful.data.labels import Problem
 from heedful.data.tokenizer import IMPORTED
 from heedful.errors import UserError
 from heedful.files import read_object
@@ -32,8 +31,7 @@ from heedful.tasks.run_data import Inherited, RunData
 from heedful.tasks.task import Task
 from heedful.zoo import architecture
 from heedful.zoo.architectures import parameters_on_meta
-from heedful.zoo.names import set_weights, trainable, weights_of
-from heedful.zoo.saved import Base, initialized_net, make_config
+from heedful.zoo.saved import Base, initialized_net, make_config, set_weights, trainable, weights_of
 
 
 def inherited_parts(task: Task, source: SavedModel | None, teacher: SavedModel | None) -> Inherited:
@@ -66,12 +64,8 @@ def inherited_parts(task: Task, source: SavedModel | None, teacher: SavedModel |
     if isinstance(source, Translator) and _is_imported(source):
         start_id = source.ids.decoder_start_ids[-1]
     tokenizers = task.adapt_tokenizers((parent.src_tokenizer, parent.tgt_tokenizer))
-    return Inherited(tokenizers, start_id, tuple(parent.metadata.labels), _problem_of(source))
-
-
-def _problem_of(source: SavedModel | None) -> Problem | None:
-    """The problem of a classifier; None for another kind of model, or none."""
-    return source.metadata.problem if isinstance(source, Classifier) else None
+    problem = source.metadata.problem if isinstance(source, Classifier) else None
+    return Inherited(tokenizers, start_id, tuple(parent.metadata.labels), problem)
 
 
 def _is_imported(source: SavedModel | None) -> bool:
@@ -167,7 +161,7 @@ def architecture_and_config(
     Raises:
         UserError: an error in the recipe's `model`, or an origin of another problem.
     """
-    task.problem(_problem_of(source))
+    task.problem(source.metadata.problem if isinstance(source, Classifier) else None)
     keys = dict(task.recipe.model)
     origin = source or (teacher if task.recipe.distillation.copy_layers else None)
     if not keys and origin is None:

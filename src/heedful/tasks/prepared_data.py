@@ -26,7 +26,7 @@ from heedful.data.row_files import FileRows, depends_on_languages, format_of
 from heedful.data.rows import Rows
 from heedful.data.scan import ChunkFacts, Scan, scan_rows, scanned_chunks, take_held_out
 from heedful.data.special_tokens import language_tokens
-from heedful.data.splits import KnownRows, Split
+from heedful.data.splits import KnownRows, Split, split_by_source
 from heedful.data.tokenizer import Tokenizer
 from heedful.data.workers import POOL_BYTES, choose_workers, map_in_order
 from heedful.errors import UserError
@@ -101,7 +101,7 @@ class TrainingRows:
         known: the held-out rows whose sources are dropped from train.
     """
 
-    chunks: ChunkFacts
+    chunks: list[ChunkFacts]
     labels: tuple[str, ...]
     split: Split
     known: KnownRows
@@ -109,7 +109,7 @@ class TrainingRows:
     @property
     def num_rows(self) -> int:
         """Training rows, with those whose source is also held out."""
-        return sum(self.chunks.num_rows) - self.split.num_valid
+        return sum(chunk.num_rows for chunk in self.chunks) - self.split.num_valid
 
 
 _JSON = TypeAdapter(TrainingRows)
@@ -149,7 +149,7 @@ class FirstPass:
                 summaries |= _summaries(raw.sources[name], read)
         train = raw.rows_of("train")
         workers = choose_workers(recipe.data.workers, train.num_bytes)
-        with_sources = "valid" not in held_out and not raw.holds_out_tail
+        with_sources = "valid" not in held_out and raw.hold_out_tail is None
         scan = scan_rows(
             train, raw.filters, sample_size, workers, with_sources=with_sources, problem=problem
         )
@@ -160,7 +160,11 @@ class FirstPass:
             label_columns(rows, labels, problem)  # raises UserError before the slow steps
         split = Split()
         if "valid" not in held_out:
-            split = raw.hold_out(scan)
+            if raw.hold_out_tail is not None:
+                split = raw.hold_out_tail(scan)
+            else:
+                assert scan.sources is not None
+                split = split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
             valid = take_held_out(train, scan.chunks, split, workers)
             num_chosen = len(valid)
             if labels and problem != "regression":
@@ -170,8 +174,10 @@ class FirstPass:
             summaries["valid"] = f"{len(valid):,} of {key} (data.valid_size)"
             if num_kept := num_chosen - len(valid):
                 summaries["valid"] += f"; {num_kept:,} kept in train, for labels without other rows"
+        is_tail = raw.hold_out_tail is not None and "valid" not in raw.sources
+        compared = ("test",) if is_tail else ("valid", "test")
         known = KnownRows.from_rows(
-            [held_out[name] for name in raw.compared_splits if name in held_out],
+            [held_out[name] for name in compared if raw.drops_held_out and name in held_out],
             both_directions=len(recipe.data.corpora) > 1,  # they may be of both directions
         )
         has_files = not isinstance(raw.sources["train"], Rows)
@@ -221,10 +227,10 @@ def summarize(task: Task, inherited: Inherited) -> DataSummary:
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
     with track("tokenizing", read.scan.num_rows) as advance:
         results = map_in_order(encode, scanned_chunks(train, read.scan.chunks), workers)
-        for columns, num_rows in zip(results, read.scan.chunks.num_rows, strict=True):
+        for columns, chunk in zip(results, read.scan.chunks, strict=True):
             totals.add(columns)
             num_of_label.update(label_counts(columns, encoder.labels, encoder.problem))
-            advance(num_rows)
+            advance(chunk.num_rows)
     report = _checked_train(task, encoder, totals.report, read.train.num_rows, totals.corpora)
     summary = DataSummary(
         read.summaries,
@@ -310,15 +316,15 @@ def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Pat
     writer = ColumnsWriter(directory / "train")
     train = raw.rows_of("train")
     workers = choose_workers(task.recipe.data.workers, train.num_bytes)
-    chunks, starts = rows.chunks, rows.chunks.starts
-    with track("tokenizing", starts[-1]) as advance, closing(writer):
-        advance(starts[writer.position])
-        results = map_in_order(encode, scanned_chunks(train, chunks, writer.position), workers)
-        for number, columns in enumerate(results, writer.position + 1):
+    counts, start = [chunk.num_rows for chunk in rows.chunks], writer.position
+    with track("tokenizing", sum(counts)) as advance, closing(writer):
+        advance(sum(counts[:start]))
+        results = map_in_order(encode, scanned_chunks(train, rows.chunks, start), workers)
+        for number, columns in enumerate(results, start + 1):
             writer.append(columns)
             if number % SHARD_CHUNKS == 0:
                 writer.commit(number)
-            advance(chunks.num_rows[number - 1])
+            advance(counts[number - 1])
         corpora = {corpus.name for corpus in writer.corpora}
         report = _checked_train(task, encoder, writer.report, rows.num_rows, corpora)
         writer.complete(report, encoder.info)
@@ -408,14 +414,14 @@ def prepared_key(recipe: Recipe, inherited: Inherited) -> dict[str, Any]:
         "plugins": content_key([file for path in recipe.plugins for file in _plugin_files(path)]),
         "data": recipe.data.model_dump(exclude=left_out),
         "corpora": [*corpora.items()],
-        "files": [
-            [
+        "files": {
+            f"{entry.key}.{source}": [
                 [format_of(path), *content_key([path])]
                 for path in resolve_paths(getattr(entry.files, source))
             ]
             for entry in split_files(recipe)
             for source in SOURCES
-        ],
+        },
         "tokenizer": digest.hexdigest() if contents else recipe.tokenizer.model_dump(),
         "objective": recipe.objective,
         "labels": inherited.labels,

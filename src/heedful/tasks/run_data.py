@@ -7,9 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Int64
-
+from heedful.data.buckets import BatchShape
 from heedful.data.columns import Columns, Sequences, open_columns
 from heedful.data.filters import Filter
 from heedful.data.labels import Problem
@@ -51,28 +49,19 @@ class RawData:
     Attributes:
         sources: of train, and optionally of valid and test, by the recipe keys that name their
             files, without "data."; rows in memory by the name of their split.
-        hold_out: chooses held-out rows by the facts about those of train; it is called if there is
-            no source of valid.
+        hold_out_tail: where there is no source of valid, chooses the last texts of train by facts
+            about them; they are not compared with train, as lines of running text recur. None: all
+            rows of random sources are held out.
         filters: of the rows of train.
-        holds_out_tail: `hold_out` chooses the last texts, which are not compared with train,
-            as lines of running text recur. Otherwise it chooses whole sources.
         drops_held_out: rows of train with the source of a held-out row are dropped.
         problem: what the labels are.
     """
 
     sources: dict[str, dict[str, FileRows] | Rows]
-    hold_out: Callable[[Scan], Split]
+    hold_out_tail: Callable[[Scan], Split] | None = None
     filters: Sequence[Filter] = ()
-    holds_out_tail: bool = False
     drops_held_out: bool = True
     problem: Problem = "single_label"
-
-    @property
-    def compared_splits(self) -> tuple[str, ...]:
-        """The held-out splits whose rows are dropped from train."""
-        is_tail = self.holds_out_tail and "valid" not in self.sources
-        names = ("test",) if is_tail else ("valid", "test")
-        return names if self.drops_held_out else ()
 
     def rows_of(self, split: str) -> RowSource:
         """The rows of all sources of a split, one after the other."""
@@ -90,6 +79,8 @@ class RunData:
     Attributes:
         tokenizers: of source and target; one object twice for a task with one side.
         start_id: the decoder's start token of an encoder-decoder.
+        epoch: the number of the epoch whose batches are planned and collated.
+        shapes: with `training.compile`, those that training batches are padded to; else None.
         outputs: the prepared folder of teacher outputs that `train` consists of, if any.
         holds: prevent the removal of the folders while the data are used.
     """
@@ -98,6 +89,8 @@ class RunData:
     tokenizers: tuple[Tokenizer, Tokenizer]
     splits: dict[str, Columns]
     start_id: int
+    epoch: int = 0
+    shapes: list[BatchShape] | None = None
     outputs: Path | None = None
     holds: tuple[FolderLock, ...] = field(default=(), repr=False, compare=False)
 
@@ -192,14 +185,3 @@ class DataSummary(NamedTuple):
         if self.labels:
             shown = [f"{name} ({count:,})" for name, count in self.labels.items()]
             yield f"labels     {format_names(shown, str)}"
-
-
-class PlannedRows(NamedTuple):
-    """A planned batch of rows whose noise depends on the epoch.
-
-    Attributes:
-        indices: (B,) row numbers.
-    """
-
-    epoch: int
-    indices: Int64[np.ndarray, " B"]

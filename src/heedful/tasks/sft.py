@@ -161,16 +161,11 @@ class SupervisedFineTuning(Task):
         return ModelMetadata(name, self.recipe.task, self.recipe.data.src_language, generation=ids)
 
     def plan_rows(
-        self,
-        data: RunData,
-        epoch: int,
-        shapes: list[BatchShape] | None,
-        buffer: int,
-        rows: Int64[np.ndarray, " n"],
+        self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]
     ) -> Sequence[Plan]:
         """See `Task.plan_rows`: single or packed chats."""
         if not self.objective.packing:
-            batches = super().plan_rows(data, epoch, shapes, buffer, rows)
+            batches = super().plan_rows(data, buffer, rows)
             return [[*indices[:, None]] for indices in batches]
         max_length = self.recipe.data.max_length
         return plan_packed_rows(
@@ -178,7 +173,7 @@ class SupervisedFineTuning(Task):
             max_length=max_length,
             batch_size=rows_per_batch(self.recipe, max_length),
             seed=self.recipe.training.seed,
-            epoch=epoch,
+            epoch=data.epoch,
             buffer=buffer,
             rows=rows,
         )

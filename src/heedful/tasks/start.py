@@ -45,13 +45,12 @@ from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.folder import MARKER, RunFolder, facts_of_run, save_recipe
+from heedful.training.optimizer import resolve_precision
 from heedful.training.parallel import parallelism_of
-from heedful.training.precision import resolve_precision
 from heedful.training.schedules import make_schedule
 from heedful.training.step import LossFunction, TrainStep, parts_per_batch
 from heedful.training.trainer import Trainer
-from heedful.zoo.names import trainable, weights_of
-from heedful.zoo.saved import Base, load_tensors
+from heedful.zoo.saved import Base, load_tensors, trainable, weights_of
 
 
 @dataclass(frozen=True)

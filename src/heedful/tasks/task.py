@@ -189,49 +189,39 @@ class Task(ABC):
             problem=data.problem,
         )
 
-    def plan_epoch(self, data: RunData, epoch: int) -> Sequence[Any]:
-        """The batches of an epoch, as items for `collate`; a pure function.
+    def plan_epoch(self, data: RunData) -> Sequence[Any]:
+        """The batches of the epoch `data.epoch`, as items for `collate`; a pure function.
 
         Default: by `plan_rows`, for the rows of one shuffle buffer at a time (`plan_by_buffers`).
         It does not depend on the number of processes, which divide the rows of the batches. With
         weights above 1, a row has an index for each time that it is read
         (`heedful.data.columns.COPY`), which `Sequences` and `Columns.numbers_of` resolve.
         """
-        settings, corpora = self.recipe.training, data.splits["train"].corpora
-        shapes = self.batch_shapes(data) if settings.compile else None
+        seed, corpora = self.recipe.training.seed, data.splits["train"].corpora
         num_rows = self.num_rows(data)
         rows_of: RowsOf = np.arange
         if corpora:
-            shares = corpus_shares(self.recipe, corpora)
-            draw = EpochDraw(shares, seed=settings.seed, epoch=epoch)
+            draw = EpochDraw(corpus_shares(self.recipe, corpora), seed=seed, epoch=data.epoch)
             num_rows, rows_of = len(draw), draw.rows
-        plan = partial(self.plan_rows, data, epoch, shapes)
-        return plan_by_buffers(num_rows, plan, seed=settings.seed, epoch=epoch, rows_of=rows_of)
+        plan = partial(self.plan_rows, data)
+        return plan_by_buffers(num_rows, plan, seed=seed, epoch=data.epoch, rows_of=rows_of)
 
-    def plan_rows(
-        self,
-        data: RunData,
-        epoch: int,
-        shapes: list[BatchShape] | None,
-        buffer: int,
-        rows: Int64[np.ndarray, " n"],
-    ) -> Sequence[Any]:
+    def plan_rows(self, data: RunData, buffer: int, rows: Int64[np.ndarray, " n"]) -> Sequence[Any]:
         """The batches of the rows of a shuffle buffer of an epoch; default: by `row_lengths`.
 
         Args:
-            shapes: with `training.compile`, those that batches are padded to (`batch_shapes`).
             buffer: the number of the buffer, from 0.
             rows: (n,), the indices of its rows.
         """
         settings, lengths = self.recipe.training, self.row_lengths(data, rows)
-        if shapes is not None:
-            lengths = tuple(padded_lengths(shapes, *lengths))
+        if data.shapes is not None:
+            lengths = tuple(padded_lengths(data.shapes, *lengths))
         return plan_batches(
             *lengths,
             max_tokens=settings.batch_tokens,
             max_sentences=settings.batch_sentences,
             seed=settings.seed,
-            epoch=epoch,
+            epoch=data.epoch,
             buffer=buffer,
             rows=rows,
         )

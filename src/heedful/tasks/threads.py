@@ -18,7 +18,7 @@ from heedful.processes import Processes
 from heedful.progress import PrintLine
 from heedful.tasks.start import PreparedRun
 from heedful.training.folder import RunFacts, RunFolder, facts_of_run
-from heedful.training.step import MicroBatches, TrainedNet, WeightUpdates
+from heedful.training.step import TrainedNet, WeightUpdates, step_batches
 
 _LEAST_RUN = 600.0  # seconds: shorter runs are not measured
 _LONGEST_STEP = 0.5  # seconds: in longer steps, products keep all threads busy (docs/log.md)
@@ -41,7 +41,7 @@ class TimedSteps:
         self._updates = WeightUpdates(
             step, settings, alone, precision=facts.precision, compiler=None
         )
-        micro_batches = MicroBatches(
+        steps = step_batches(
             run.epochs.plan_epoch,
             run.epochs.load_batch,
             alone,
@@ -50,14 +50,14 @@ class TimedSteps:
             seed=settings.seed,
             device=torch.device("cpu"),
         )
-        self._steps = [step for step, _ in islice(micro_batches.steps(), _MAX_STEPS)]
+        self._steps = [batches for batches, _ in islice(steps, _MAX_STEPS)]
         self.take(1)  # allocates memory
 
     def take(self, count: int) -> tuple[float, int]:
         """Seconds and tokens of the first `count` steps; the learning rate is 0."""
         tokens, began = 0, time.perf_counter()
-        for number, micro_batches in enumerate(self._steps[:count], 1):
-            tokens += self._updates.take(micro_batches, 0.0, number).tokens
+        for number, batches in enumerate(self._steps[:count], 1):
+            tokens += self._updates.take(batches, 0.0, number).tokens
         return time.perf_counter() - began, tokens
 
 

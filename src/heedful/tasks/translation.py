@@ -30,19 +30,18 @@ from heedful.tasks.corpora import (
     SPLITS,
     SplitFiles,
     all_tags,
-    files_by_split,
     ids_before,
     language_tags,
     languages_of,
     resolve_paths,
     shared_languages,
+    split_files,
 )
 from heedful.tasks.inputs import (
     TWO_STACKS,
     SomeRows,
     joint_tokenizer,
     make_tokenizer,
-    random_rows,
     raw_data,
     two_stack_keys,
 )
@@ -100,7 +99,7 @@ class Translation(Task):
         super().check()
         if self.recipe.evaluation.metric not in OWN_METRICS:
             usable_metric(self.recipe.evaluation.metric, shared_languages(self.recipe)[1])
-        for key, _, _, files in files_by_split(self.recipe):
+        for key, _, _, files in split_files(self.recipe):
             src, tgt = len(resolve_paths(files.src)), len(resolve_paths(files.tgt))
             if files.file is not None and src + tgt:
                 raise UserError(f"{key}: give file, or src and tgt, not both")
@@ -329,7 +328,7 @@ class GeneratedPairs(Translation):
             sources |= {src for src, _ in pairs}
             src, tgt = (list(side) for side in zip(*pairs, strict=True))
             rows[split] = Rows({"src": src, "tgt": tgt})
-        return RawData(rows, partial(random_rows, self.recipe))
+        return RawData(rows)
 
 
 def open_pairs(entry: SplitFiles, recipe: Recipe) -> FileRows:

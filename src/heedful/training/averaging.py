@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.training.shards import shard_like
-from heedful.zoo.names import trainable
+from heedful.zoo.saved import trainable
 
 _PREFIX = "average."  # of the tensor names in a checkpoint
 

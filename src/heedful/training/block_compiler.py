@@ -11,8 +11,7 @@ from torch._dynamo.exc import TorchDynamoException
 from heedful.data.buckets import MAX_SHAPES
 from heedful.data.collate import Batch
 from heedful.errors import UserError
-from heedful.kernels.build import has_cpp_compiler
-from heedful.kernels.cache import use_own_inductor_cache
+from heedful.kernels.build import has_cpp_compiler, use_own_inductor_cache
 from heedful.models.stack import Stack
 from heedful.parts.attention import MultiHead
 from heedful.progress import track

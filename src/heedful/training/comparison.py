@@ -6,7 +6,7 @@ from pathlib import Path
 
 from heedful.config.keys import flatten, inline
 from heedful.errors import UserError
-from heedful.terminal import clock
+from heedful.progress import clock
 from heedful.training.events import Evaluated, RunFinished, RunStarted, StepDone, format_score
 from heedful.training.events import score_label as label
 from heedful.training.listeners import REASONS

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter, ValidationError
-from pydantic_core import to_json as dump
-
-from heedful.errors import UserError
+from pydantic import Field
 
 
 @dataclass(frozen=True)
@@ -174,32 +171,8 @@ class RunFinished:
 Event: TypeAlias = Annotated[
     RunStarted | StepDone | Evaluated | CheckpointSaved | RunFinished, Field(discriminator="event")
 ]
-_READER: TypeAdapter[Event] = TypeAdapter(Event)
-
 
 Listener: TypeAlias = Callable[[Event], None]  # called with the events in their order
-
-
-def to_json(event: Event) -> str:
-    """The event as one line of strict JSON, with its kind under "event".
-
-    NaN and infinities, which JSON lacks, become the strings "NaN", "Infinity" and "-Infinity".
-    """
-    return dump(event, inf_nan_mode="strings").decode()
-
-
-def from_json(line: bytes | str) -> Event:
-    """Parse a line written by `to_json`.
-
-    Raises:
-        UserError: the line is not JSON, names no known kind of event, or lacks a field.
-    """
-    try:
-        return _READER.validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("event", *first["loc"])))
-        raise UserError(f"{where}: {first['msg']}") from error
 
 
 SHARES = ("exact_match", "token_accuracy", "accuracy", "macro_f1", "micro_f1")

@@ -113,6 +113,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
     write_text(path, recipe.to_yaml())
 
 
+@dataclass
 class RunFolder:
     """A context in which the folder of a run exists and is locked.
 
@@ -128,35 +129,36 @@ class RunFolder:
             process trains in it; it cannot be created. The folder is unchanged then.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self.path = path
+    path: Path
+    resume: bool = field(default=False, kw_only=True)
+
+    def __enter__(self) -> Self:
+        path = self.path
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; give a folder for the run, out=FOLDER")
-        for name in (MARKER, "recipe.yaml") if resume else ():
+        for name in (MARKER, "recipe.yaml") if self.resume else ():
             if not (path / name).is_file():
                 raise UserError(f"{path} holds no run to resume (no {name}); leave out resume=True")
         is_new = path.is_dir() and not is_run(path)
         for name in sorted(os.listdir(path)) if is_new else ():
             if name != LOCK and not is_leftover(name):
                 raise UserError(f"{path} holds {name}, which no run wrote; give a new out=FOLDER")
-
-    def __enter__(self) -> Self:
-        lock = self.path / LOCK
+        lock = path / LOCK
         self._lock, self._made = FileLock(lock), list[Path]()
         try:
-            self._made += missing_folders(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._made += missing_folders(path)
+            path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
             lock.write_text(f"{os.getpid()}\n")
         except Timeout:
             process = lock.read_text(errors="replace").strip() if lock.is_file() else "?"
             raise UserError(
-                f"{self.path} is in use by a run (process {process}); wait for it, stop it, or "
+                f"{path} is in use by a run (process {process}); wait for it, stop it, or "
                 "give another out=FOLDER"
             ) from None
         except OSError as error:
             remove_empty(self._made)
-            raise cannot_write(self.path, error) from None
+            raise cannot_write(path, error) from None
         self._before = self._files()
         return self
 

@@ -21,9 +21,8 @@ class Interruption:
     A second signal raises KeyboardInterrupt at once.
     """
 
-    def __init__(self) -> None:
-        self.is_requested = False
-        self._in_evaluation = False
+    is_requested = False
+    _in_evaluation = False
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:

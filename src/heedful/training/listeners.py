@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json as dump
 from rich.console import Console
 from rich.progress import TaskID
 
 from heedful import extras
 from heedful.errors import UserError
 from heedful.files import user_errors, write_text
-from heedful.terminal import ProgressBars, clock
+from heedful.progress import ProgressBars, clock
 from heedful.training.events import (
     Evaluated,
     Event,
@@ -22,9 +24,7 @@ from heedful.training.events import (
     StepDone,
     describe_criterion,
     format_score,
-    from_json,
     score_label,
-    to_json,
 )
 
 REASONS = {
@@ -34,6 +34,7 @@ REASONS = {
     "time_limit": "stopped at the time limit",
     "interrupted": "interrupted",
 }
+_READER: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class JsonlLog:
@@ -86,6 +87,28 @@ def read_log(path: Path) -> list[Event]:
                 f"{path}, line {number}: not an event of a run ({error}); remove the line"
             ) from error
     return events
+
+
+def to_json(event: Event) -> str:
+    """The event as one line of strict JSON, with its kind under "event".
+
+    NaN and infinities, which JSON lacks, become the strings "NaN", "Infinity" and "-Infinity".
+    """
+    return dump(event, inf_nan_mode="strings").decode()
+
+
+def from_json(line: bytes | str) -> Event:
+    """Parse a line written by `to_json`.
+
+    Raises:
+        UserError: the line is not JSON, names no known kind of event, or lacks a field.
+    """
+    try:
+        return _READER.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("event", *first["loc"])))
+        raise UserError(f"{where}: {first['msg']}") from error
 
 
 class TensorBoardLog:

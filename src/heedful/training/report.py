@@ -19,7 +19,7 @@ from heedful.data.reports import FilterReport
 from heedful.evaluation.labels import per_label
 from heedful.files import write_text
 from heedful.plugins import metric
-from heedful.terminal import clock
+from heedful.progress import clock
 from heedful.training.charts import CURVES, Chart, Series, draw, number
 from heedful.training.events import (
     SHARES,

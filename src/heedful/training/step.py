@@ -1,9 +1,11 @@
 """One optimizer step: batches read ahead, forward and backward passes, update of the weights.
 
-In this order: `TrainStep` and `TrainedNet`, a net with its loss; `MicroBatches`, the batches of a
+In this order: `TrainStep` and `TrainedNet`, a net with its loss; `step_batches`, the batches of a
 step; `WeightUpdates`, whose `take` is the step.
 """
 
+import ctypes
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,14 +29,23 @@ from heedful.parts.losses import LossSum, gradient_factor
 from heedful.processes import Processes
 from heedful.training.averaging import MovingAverage
 from heedful.training.block_compiler import BlockCompiler
-from heedful.training.freed_memory import keep_freed_memory
-from heedful.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from heedful.training.precision import AUTOCAST, load_scaler_tensors, scaler_tensors
-from heedful.zoo.names import trainable
+from heedful.training.optimizer import (
+    AUTOCAST,
+    load_optimizer_tensors,
+    load_scaler_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    scaler_tensors,
+)
+from heedful.zoo.saved import trainable
 
 Item = TypeVar("Item")
 Position: TypeAlias = tuple[int, int]  # epoch and batch
 STEPS_AHEAD = 4  # whose batches are read while a step is computed
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (malloc.h)
+_KEPT = 2**30  # bytes of free memory at the end of the heap that are not given back
+_MALLOC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_LARGEST_ON_HEAP = 2**25  # bytes; glibc's limit: larger blocks are always mapped and unmapped
 
 LossFunction = Callable[[Any, Batch], LossSum]
 
@@ -157,83 +168,65 @@ def parts_per_batch(num_batches: int, num_processes: int) -> int:
     return num_processes // gcd(num_batches, num_processes)
 
 
-class MicroBatches:
-    """The micro-batches of each step: the parts of its planned batches, dealt to the processes.
+def step_batches(
+    plan_epoch: Callable[[int], Sequence[Any]],
+    load_batch: Callable[[int, Any], Batch],
+    processes: Processes,
+    *,
+    num_batches: int,
+    num_parts: int,
+    seed: int,
+    device: torch.device,
+    start: Position = (0, 0),
+    num_epochs: int | None = None,
+) -> Iterator[tuple[list[MicroBatch], Position]]:
+    """The micro-batches of this process step by step, and the position of the step after.
 
-    A step has the same parts with the same random numbers for any number of processes, so its
-    gradient depends on that number only by the order of sums.
+    They are the parts of a step's planned batches, dealt to the processes, of which every one has
+    equally many. A step has the same parts with the same random numbers for any number of
+    processes, so its gradient depends on that number only by the order of sums.
 
     Args:
         plan_epoch, load_batch: as in `Trainer`.
         num_batches: planned batches per step, fewer at the end of an epoch.
         num_parts: parts that the rows of a batch are divided into.
         seed: the run's.
+        start: where the first step begins.
+        num_epochs: epochs of the run; None: no end.
+
+    Raises:
+        UserError: an epoch without rows.
     """
-
-    def __init__(
-        self,
-        plan_epoch: Callable[[int], Sequence[Any]],
-        load_batch: Callable[[int, Any], Batch],
-        processes: Processes,
-        *,
-        num_batches: int,
-        num_parts: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        self._plan_epoch, self._load_batch = plan_epoch, load_batch
-        self._processes, self._device = processes, device
-        self._num_batches, self._num_parts, self._seed = num_batches, num_parts, seed
-
-    def steps(
-        self, start: Position = (0, 0), num_epochs: int | None = None
-    ) -> Iterator[tuple[list[MicroBatch], Position]]:
-        """The micro-batches of this process step by step, and the position of the step after.
-
-        Every process has equally many in a step.
-
-        Args:
-            start: where the first step begins.
-            num_epochs: epochs of the run; None: no end.
-
-        Raises:
-            UserError: an epoch without rows.
-        """
-        epoch, first = start
-        while num_epochs is None or epoch < num_epochs:
-            batches = self._plan_epoch(epoch)
-            if not len(batches):
-                raise UserError(
-                    f"epoch {epoch} has no training rows; raise the weight of a corpus, or end the "
-                    "run before, by training.max_epochs"
-                )
-            for index in range(first, len(batches), self._num_batches):
-                end = min(index + self._num_batches, len(batches))
-                after = (epoch, end) if end < len(batches) else (epoch + 1, 0)
-                yield self._of_step(epoch, range(index, end), batches), after
-            epoch, first = epoch + 1, 0
-
-    def _of_step(self, epoch: int, indices: range, batches: Sequence[Any]) -> list[MicroBatch]:
-        """The micro-batches of this process in a step over the batches with these indices."""
-        rank, count = self._processes.rank, self._processes.count
-        parts = [(index, part) for index in indices for part in range(self._num_parts)]
-        own = [(index, part, True) for index, part in parts[rank::count]]
-        if len(own) < -(-len(parts) // count):
-            own.append((*parts[0], False))
-        loaded: dict[int, Batch] = {}
-        micro_batches = []
-        for index, part, has_share in own:
-            if index not in loaded:
-                loaded[index] = self._load_batch(epoch, batches[index])
-            rows = loaded[index].part(part, self._num_parts)
-            is_counted = has_share and rows is not None
-            if rows is None:  # the batch has fewer rows than parts
-                rows = loaded[index].part(self._num_parts - 1, self._num_parts)
-            assert rows is not None, "the last part has rows"
-            seeds = np.random.SeedSequence([self._seed, epoch, index, part])
-            seed = int(seeds.generate_state(1, np.uint64)[0])
-            micro_batches.append(MicroBatch(rows.to(self._device), is_counted, seed))
-        return micro_batches
+    epoch, first = start
+    while num_epochs is None or epoch < num_epochs:
+        batches = plan_epoch(epoch)
+        if not len(batches):
+            raise UserError(
+                f"epoch {epoch} has no training rows; raise the weight of a corpus, or end the "
+                "run before, by training.max_epochs"
+            )
+        for step in range(first, len(batches), num_batches):
+            end = min(step + num_batches, len(batches))
+            parts = [(index, part) for index in range(step, end) for part in range(num_parts)]
+            own = [(*indices, True) for indices in parts[processes.rank :: processes.count]]
+            if len(own) < -(-len(parts) // processes.count):
+                own.append((*parts[0], False))
+            loaded = {
+                index: load_batch(epoch, batches[index])
+                for index in dict.fromkeys(index for index, *_ in own)
+            }
+            of_step = []
+            for index, part, has_share in own:
+                rows = loaded[index].part(part, num_parts)
+                is_counted = has_share and rows is not None
+                if rows is None:  # the batch has fewer rows than parts
+                    rows = loaded[index].part(num_parts - 1, num_parts)
+                assert rows is not None, "the last part has rows"
+                seeds = np.random.SeedSequence([seed, epoch, index, part])
+                number = int(seeds.generate_state(1, np.uint64)[0])
+                of_step.append(MicroBatch(rows.to(device), is_counted, number))
+            yield of_step, ((epoch, end) if end < len(batches) else (epoch + 1, 0))
+        epoch, first = epoch + 1, 0
 
 
 def read_ahead(items: Iterator[Item], count: int = STEPS_AHEAD) -> Generator[Item, None, None]:
@@ -392,3 +385,26 @@ class WeightUpdates:
         load_scaler_tensors(self.scaler, tensors)
         if self.average is not None:
             self.average.load(tensors)
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc keep up to 1 GiB of freed memory instead of giving it back after each use.
+
+    Each step allocates and frees the same tensors. By default glibc unmaps large ones and trims its
+    heap, and the next step waits for the kernel to map and clear every page again, which is over a
+    tenth of a small model's step on a CPU (docs/log.md). The peak of memory stays the same.
+
+    Without effect, and False, for another C library, or if the user set these limits in the
+    environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
+    """
+    if any(name in os.environ for name in _MALLOC_SETTINGS):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, TypeError, OSError):  # musl and macOS; Windows
+        return False
+    set_both = [
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP),
+        mallopt(_M_TRIM_THRESHOLD, _KEPT),
+    ]
+    return all(set_both)

@@ -39,16 +39,15 @@ from heedful.training.parallel import shared_net
 from heedful.training.schedules import LearningRate
 from heedful.training.step import (
     MicroBatch,
-    MicroBatches,
     Position,
     StepSums,
     TrainedNet,
     TrainStep,
     WeightUpdates,
     read_ahead,
+    step_batches,
 )
-from heedful.zoo.names import set_weights, weights_of
-from heedful.zoo.saved import WEIGHTS, load_tensors
+from heedful.zoo.saved import WEIGHTS, load_tensors, set_weights, weights_of
 
 Result = TypeVar("Result")
 _SECONDS_TO_COMPLETE = 60.0  # for a checkpoint, after an error; another process may have ended
@@ -106,15 +105,6 @@ class Trainer:
         )
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
-        )
-        self.micro_batches = MicroBatches(
-            self.plan_epoch,
-            self.load_batch,
-            processes,
-            num_batches=settings.gradient_accumulation,
-            num_parts=self.batch_parts,
-            seed=settings.seed,
-            device=self.updates.device,
         )
         self.resumed_from: int | None = None  # the step of a checkpoint
         self._batches: Generator[tuple[list[MicroBatch], Position], None, None] | None = None
@@ -246,10 +236,20 @@ class Trainer:
         self._emit_saved()
         state, number = self.state, self.state.step + 1
         if self._batches is None:
-            steps = self.micro_batches.steps((state.epoch, state.batch), self.settings.max_epochs)
+            steps = step_batches(
+                self.plan_epoch,
+                self.load_batch,
+                self.processes,
+                num_batches=self.settings.gradient_accumulation,
+                num_parts=self.batch_parts,
+                seed=self.settings.seed,
+                device=self.updates.device,
+                start=(state.epoch, state.batch),
+                num_epochs=self.settings.max_epochs,
+            )
             self._batches = read_ahead(steps)
-        micro_batches, after = next(self._batches)
-        self._steps.append(self.updates.take(micro_batches, self.schedule(number), number))
+        batches, after = next(self._batches)
+        self._steps.append(self.updates.take(batches, self.schedule(number), number))
         state.step, (state.epoch, state.batch) = number, after
 
     def _report_steps(self) -> None:

@@ -17,7 +17,7 @@ Names are imported on first use, so that `import heedful.zoo` alone imports no t
 from typing import TYPE_CHECKING
 
 from heedful import plugins
-from heedful.lazy import lazily
+from heedful.extras import lazily
 
 if TYPE_CHECKING:
     from heedful.zoo.architectures import Architecture

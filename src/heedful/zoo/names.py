@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -167,32 +167,6 @@ def tied_names(net: nn.Module, names: Names) -> dict[str, list[str]]:
     for slot in _slots(net, names):
         groups.setdefault((slot.owner, slot.part), []).append(slot.hf_name)
     return {group[0]: group for group in groups.values() if len(group) > 1}
-
-
-def weights_of(net: nn.Module) -> dict[str, Tensor]:
-    """The parameters of the net; shared ones under their first name only."""
-    return dict(net.named_parameters())
-
-
-def trainable(net: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the net that require a gradient."""
-    return {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
-
-
-def set_weights(
-    net: nn.Module,
-    tensors: Mapping[str, Tensor],
-    where: Path | str,
-    only: Collection[str] | None = None,
-) -> None:
-    """Copy tensors named as in the net into it; raises UserError as `from_hf`.
-
-    Args:
-        only: names of the parameters to set, while the others keep their values; default: all.
-    """
-    own = weights_of(net)
-    unchanged = {} if only is None else {name: own[name] for name in own.keys() - set(only)}
-    from_hf(net, {**unchanged, **tensors}, Names([Name(name, name) for name in own]), where)
 
 
 class Slot(NamedTuple):

@@ -1,4 +1,5 @@
-"""A net on disk: its Config as JSON, its weights as safetensors, or those beside a base model's.
+"""The weights of a net, and a net on disk: its Config as JSON, its weights as safetensors, or those
+beside a base model's.
 
 Nothing is unpickled.
 """
@@ -24,7 +25,7 @@ from heedful.parts.helpers import first_problem
 from heedful.plugins import nearest
 from heedful.zoo import architecture
 from heedful.zoo.architectures import check_memory, meta_net, sizes_of
-from heedful.zoo.names import FLOATS, abbreviate_names, weights_of
+from heedful.zoo.names import FLOATS, Name, Names, abbreviate_names, from_hf
 
 CONFIG = "config.json"
 
@@ -34,6 +35,32 @@ LOCK = ".lock"  # next to the weights during a training run, and after it was ki
 _SMALL, _LARGE = 1 << 24, 1 << 28
 # Names of tensors with one row per vocabulary entry.
 VOCABULARY_TENSORS = r"(.*embedding\.tokens\.weight|head\.out\.(weight|bias))"
+
+
+def weights_of(net: nn.Module) -> dict[str, Tensor]:
+    """The parameters of the net; shared ones under their first name only."""
+    return dict(net.named_parameters())
+
+
+def trainable(net: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of the net that require a gradient."""
+    return {name: weight for name, weight in net.named_parameters() if weight.requires_grad}
+
+
+def set_weights(
+    net: nn.Module,
+    tensors: Mapping[str, Tensor],
+    where: Path | str,
+    only: Collection[str] | None = None,
+) -> None:
+    """Copy tensors named as in the net into it; raises UserError as `from_hf`.
+
+    Args:
+        only: names of the parameters to set, while the others keep their values; default: all.
+    """
+    own = weights_of(net)
+    unchanged = {} if only is None else {name: own[name] for name in own.keys() - set(only)}
+    from_hf(net, {**unchanged, **tensors}, Names([Name(name, name) for name in own]), where)
 
 
 def make_config(name: str, keys: dict[str, object], where: str = "model") -> object:

@@ -37,15 +37,18 @@ from heedful.backends.aot.kernels import (
 from heedful.backends.aot.trust import described, digest_of, record, records
 from heedful.errors import UserError
 from heedful.files import write_json
-from heedful.kernels.build import NO_COMPILER, build_library, has_cpp_compiler
-from heedful.kernels.cache import use_own_inductor_cache
+from heedful.kernels.build import (
+    NO_COMPILER,
+    build_library,
+    has_cpp_compiler,
+    use_own_inductor_cache,
+)
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.cache import Cache, LayerGroup, layers_by_window
 from heedful.parts.tokens import Tokens
 from heedful.progress import track
-from heedful.zoo.names import weights_of
-from heedful.zoo.saved import save_tensors
+from heedful.zoo.saved import save_tensors, weights_of
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heedful.backends.manifest import NetFacts
 from heedful.errors import UserError
-from heedful.kernels.cache import code_folder
+from heedful.kernels.build import code_folder
 
 
 def digest_of(
