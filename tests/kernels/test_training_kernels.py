@@ -390,7 +390,7 @@ def test_hooks_get_the_gradient_of_a_projection() -> None:
     x, grads = torch.randn(1, 6, 16, requires_grad=True), []
     attention.qkv.register_full_backward_hook(lambda module, inputs, outputs: grads.append(outputs))
     side = Unpadding(torch.Size([2, 3]), None)
-    spec = MaskSpec(Tokens.from_ids(torch.zeros(2, 3).long()).span, causal=True)
+    spec = MaskSpec(Tokens.from_ids(torch.zeros(2, 3).long()), causal=True)
     padded = x.view(2, 3, 16)
     plan = plan_attention(spec, attention.options, padded, needs_grad=True, unpaddings=(side, side))
     assert isinstance(plan.attend, Kernel)

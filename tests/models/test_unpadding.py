@@ -161,7 +161,7 @@ def test_attention_of_real_tokens_equals_that_of_padded_rows(
         """The output at real tokens, and the gradients of input and weights."""
         attention = copy.deepcopy(module).to(dtype)
         states = x.detach().to(dtype).requires_grad_()
-        spec = MaskSpec(tokens.span, causal=causal)
+        spec = MaskSpec(tokens, causal=causal)
         unpaddings = (unpadding, unpadding) if skips else None
         plan = plan_attention(
             spec, attention.options, states, needs_grad=True, unpaddings=unpaddings

@@ -67,7 +67,7 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
     number, window = number_and_window
     key_heads = 1 if causal == number % 2 else 4
     module = attention(4, key_heads, window)
-    spec = MaskSpec(packed_tokens().span, causal=causal)
+    spec = MaskSpec(packed_tokens(), causal=causal)
     expected = outputs_and_gradients(module, spec)
     monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
     monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
@@ -84,7 +84,7 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
 def test_autocast_and_head_norms_have_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     module = attention(2, 1, None).float()
     module.query_norm, module.key_norm = nn.LayerNorm(E), nn.LayerNorm(E)
-    spec = MaskSpec(packed_tokens().span, causal=True)
+    spec = MaskSpec(packed_tokens(), causal=True)
     x = torch.randn(3, WIDTH, D, generator=torch.Generator().manual_seed(1))
     expected = module(x, spec).detach()
     monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
@@ -100,7 +100,7 @@ def test_blocks_of_other_texts_are_left_out() -> None:
     """Three texts of 128 tokens: three blocks of nine are computed."""
     segments = torch.arange(3).repeat_interleave(128)[None]
     tokens = Tokens.from_ids(torch.ones_like(segments), segments=segments)
-    mask = attend_flex.packed_block_mask(MaskSpec(tokens.span, causal=True), None)
+    mask = attend_flex.packed_block_mask(MaskSpec(tokens, causal=True), None)
     assert mask.to_dense()[0, 0].tolist() == torch.eye(3).int().tolist()
 
 
@@ -122,10 +122,10 @@ def test_unsupported_attention_uses_the_other_paths(
         module.weights_hook.register_forward_hook(lambda *_: None)
     if case == "softcap":
         module.softcap = 5.0
-    spec = MaskSpec(tokens.span, causal=True)
+    spec = MaskSpec(tokens, causal=True)
     if case == "cross":
         module = CrossAttention(D, 2, head_dim=E).double()  # type: ignore[assignment]
-        spec = MaskSpec(tokens.span, Tokens.from_ids(tokens.ids).span, causal=False)
+        spec = MaskSpec(tokens, Tokens.from_ids(tokens.ids), causal=False)
         monkeypatch.undo()
     plan = attention_plans.plan_attention(
         spec,
@@ -142,16 +142,16 @@ def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
 ) -> None:
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     tokens = packed_tokens()
-    spec = MaskSpec(tokens.span, causal=True)
+    spec = MaskSpec(tokens, causal=True)
     gpu = torch.device("cuda")
     assert attend_flex.can_skip_blocks(spec, gpu)
     assert not attend_flex.can_skip_blocks(spec, torch.device("cpu"))
-    span = tokens.span
+    span = tokens
     short = span.part(range(128))
     for other in (
         MaskSpec(short, short, causal=True),
-        MaskSpec(span, Tokens.from_ids(tokens.ids).span, causal=False),
-        MaskSpec(Tokens.from_ids(tokens.ids).span, causal=True),
+        MaskSpec(span, Tokens.from_ids(tokens.ids), causal=False),
+        MaskSpec(Tokens.from_ids(tokens.ids), causal=True),
         MaskSpec(span, span, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
     ):
         assert not attend_flex.can_skip_blocks(other, gpu)

@@ -253,7 +253,7 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     for least in (10**9, 1):
         monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
-        out = module(x, MaskSpec(tokens.span, causal=causal))
+        out = module(x, MaskSpec(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
         leaves = [x, *module.parameters()]
         actual.append([out, *torch.autograd.grad(out, leaves, upstream)])
@@ -269,7 +269,7 @@ def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     module = attention(H, **options).train()
     tokens = Tokens.from_ids(torch.zeros(B, LONG, dtype=torch.long))
-    module(random(B, LONG, D), MaskSpec(tokens.span, causal=True)).sum().backward()
+    module(random(B, LONG, D), MaskSpec(tokens, causal=True)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
@@ -327,7 +327,7 @@ def test_grouped_heads_equal_repeated_heads(
     module = attention(*heads, scheme=scheme)
     full, x = repeated(module), random(2, 6, D, seed=3)
     tokens = Tokens.from_ids(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)
-    visible = MaskSpec(tokens.span, causal=causal)
+    visible = MaskSpec(tokens, causal=causal)
     grouped, item = (m(x, visible) for m in (module, full))
     torch.testing.assert_close(grouped, item, **EXACT)
     with torch.no_grad():
@@ -388,7 +388,7 @@ def test_blocks_of_long_sequences_equal_a_dense_mask(window: int, causal: bool) 
 def _same_as_dense(
     windowed: Any, full: Any, tokens: Tokens, causal: bool, window: int, size: int
 ) -> None:
-    visible, span = MaskSpec(tokens.span, causal=causal), tokens.span
+    visible, span = MaskSpec(tokens, causal=causal), tokens
     distance = span.positions[:, :, None] - span.positions[:, None, :]
     dense = MaskSpec(span, span, causal=causal, allowed=distance.abs() < window)
     x = random(2, tokens.ids.size(1), D)
@@ -439,7 +439,7 @@ def test_memory_writes_of_a_windowed_layer_are_linear_in_the_length(
         tokens = Tokens.from_ids(torch.zeros(1, length, dtype=torch.int64), lengths)
         with _Written() as mode:
             x = torch.randn(1, length, D)
-            module(x, MaskSpec(tokens.span, causal=causal)).sum().backward()
+            module(x, MaskSpec(tokens, causal=causal)).sum().backward()
         totals.append(mode.total)
     assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)
 
@@ -518,10 +518,10 @@ def test_every_path_applies_every_option(
     lengths = torch.tensor([T, 2])
     target = Tokens.from_ids(torch.ones(2, T, dtype=torch.long), lengths, side)
     if not cross:
-        outs = all_paths(module, random(2, T, D), None, MaskSpec(target.span, causal=causal))
+        outs = all_paths(module, random(2, T, D), None, MaskSpec(target, causal=causal))
     else:
         source = Tokens.from_ids(torch.ones(2, S, dtype=torch.long), torch.tensor([3, S]), side)
-        spec = MaskSpec(target.span, source.span, causal=False)
+        spec = MaskSpec(target, source, causal=False)
         outs = all_paths(module, random(2, T, D), random(2, S, D, seed=1), spec)
     real = target.real
     for name, out in outs.items():

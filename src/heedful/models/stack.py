@@ -16,7 +16,7 @@ from heedful.parts.helpers import has_hooks, kernel_device
 from heedful.parts.joined_cache import JoinedCache, JoinedLayer
 from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Residual
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import Tokens
 from heedful.parts.unpadding import Unpadding
 
 
@@ -100,7 +100,7 @@ class Stack(nn.Module):
         *,
         causal: bool = False,
         memory: Float[Tensor, "N S D"] | None = None,
-        source: Span | None = None,
+        source: Tokens | None = None,
         cache: Cache | JoinedCache | None = None,
     ) -> Float[Tensor, "N T D"]:
         """States (N, T, D) after all blocks.
@@ -109,8 +109,8 @@ class Stack(nn.Module):
             x: embeddings.
             tokens: the tokens of `x`.
             causal: hide the tokens after each one; with a cache this is always so.
-            memory, source: states of the encoder, and their positions and padding; with
-                cross-attention, without a cache.
+            memory, source: states of the encoder, and their tokens; with cross-attention, without a
+                cache.
             cache: keys and values of the tokens before; those of `x` are written to it.
         """
         cross_mask = None
@@ -121,9 +121,9 @@ class Stack(nn.Module):
             layers, self_mask, cross_mask = cache.begin(tokens)
             x = x.reshape(cache.num_sources, -1, x.size(-1))
         else:
-            self_mask = MaskSpec(tokens.span, causal=causal)
+            self_mask = MaskSpec(tokens, causal=causal)
             if source is not None:
-                cross_mask = MaskSpec(tokens.span, source, causal=False)
+                cross_mask = MaskSpec(tokens, source, causal=False)
         unpaddings = None
         if self.skips_padding and self.training and cache is None:
             unpaddings = self._unpaddings(x, tokens, memory, source)
@@ -145,7 +145,7 @@ class Stack(nn.Module):
         return x.view(shape) if unpaddings is None else unpaddings[0].pad(x)
 
     def _unpaddings(
-        self, x: Tensor, tokens: Tokens, memory: Tensor | None, source: Span | None
+        self, x: Tensor, tokens: Tokens, memory: Tensor | None, source: Tokens | None
     ) -> tuple[Unpadding, Unpadding] | None:
         """The unpadding of the states and of the memory (without one: again of the states).
 
@@ -157,12 +157,12 @@ class Stack(nn.Module):
             return None
         if any(has_hooks(attention.weights_hook) for attention in self._attentions()):
             return None
-        sides = [(x, tokens.span)]
+        sides = [(x, tokens)]
         if memory is not None and source is not None:
             sides.append((memory, source))
-        if any(span.real is not None and span.real_index is None for _, span in sides):
+        if any(side.real is not None and side.real_index is None for _, side in sides):
             return None
-        unpaddings = [Unpadding(states.shape[:2], span.real_index) for states, span in sides]
+        unpaddings = [Unpadding(states.shape[:2], side.real_index) for states, side in sides]
         if not all(unpadding.num_tokens for unpadding in unpaddings):
             return None
         return unpaddings[0], unpaddings[-1]

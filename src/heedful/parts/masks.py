@@ -5,11 +5,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.errors import UserError, describe
-from heedful.parts.tokens import Span
+from heedful.parts.tokens import Span, Tokens
 
 
 def visible_keys(
-    queries: Span, keys: Span, *, causal: bool, window: int | None = None
+    queries: Tokens | Span, keys: Tokens | Span, *, causal: bool, window: int | None = None
 ) -> Bool[Tensor, "#B t k"] | None:
     """Bool mask, True where a query may attend to a key; None if every query may attend to all.
 
@@ -59,7 +59,7 @@ class MaskSpec:
         has_key: (B, T), False for queries without a visible key; None: every query has one.
 
     >>> tokens = Tokens.from_ids(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2]))
-    >>> spec = MaskSpec(tokens.span, causal=True)
+    >>> spec = MaskSpec(tokens, causal=True)
     >>> spec.has_key
     tensor([[ True,  True,  True],
             [ True,  True, False]])
@@ -67,8 +67,8 @@ class MaskSpec:
 
     def __init__(
         self,
-        queries: Span,
-        keys: Span | None = None,
+        queries: Tokens | Span,
+        keys: Tokens | Span | None = None,
         *,
         causal: bool,
         allowed: Bool[Tensor, "#B T K"] | None = None,
@@ -166,7 +166,7 @@ class MaskSpec:
         """
         queries, keys, allowed = self.queries, self.keys, self.allowed
         if part is not None:
-            queries, keys = queries.part(part[0]), keys.part(part[1])
+            queries, keys = _columns(queries, part[0]), _columns(keys, part[1])
         mask = visible_keys(queries, keys, causal=self.causal, window=window)
         if allowed is not None:
             mask = allowed if mask is None else mask & allowed
@@ -182,3 +182,10 @@ class MaskSpec:
             else:
                 bias = bias.unflatten(1, (-1, repeats)).flatten(2, 3)
         return bias
+
+
+def _columns(tokens: Tokens | Span, columns: range) -> Span:
+    """The tokens of some columns."""
+    index = slice(columns.start, columns.stop)
+    tensors = (tokens.positions, tokens.real, tokens.segments)
+    return Span(*(None if t is None else t[:, index] for t in tensors))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ PaddingSide = Literal["right", "left"]
 
 
 class Span(NamedTuple):
-    """`Tokens` without their ids, which is all that attention masks depend on; the same fields."""
+    """`Tokens` without ids, as those in a cache; the same fields."""
 
     positions: Int[Tensor, "#B T"]
     real: Bool[Tensor, "B T"] | None = None
@@ -22,12 +22,6 @@ class Span(NamedTuple):
     is_aligned: bool = False
     longest_text: int | None = None
     real_index: Int[Tensor, " N"] | None = None
-
-    def part(self, columns: range) -> "Span":
-        """The tokens of some columns."""
-        index = slice(columns.start, columns.stop)
-        tensors = (self.positions, self.real, self.segments)
-        return Span(*(None if t is None else t[:, index] for t in tensors))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -106,18 +100,6 @@ class Tokens:
             segments, positions = _number_segments(segments, real)
             return cls(ids, positions, real, segments, longest_text=longest_text)
         return cls(ids, positions, real, is_aligned=padding_side == "right")
-
-    @property
-    def span(self) -> Span:
-        """The tokens without their ids."""
-        return Span(
-            self.positions,
-            self.real,
-            self.segments,
-            self.is_aligned,
-            self.longest_text,
-            self.real_index,
-        )
 
     @property
     def lengths(self) -> Int[Tensor, "B"]:
