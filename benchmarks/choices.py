@@ -16,10 +16,10 @@ from common import (
     write_results,
 )
 from heedful.parts.attend_products import attend
-from heedful.parts.dropout import Dropout
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import head_loss
 from heedful.parts.masks import MaskSpec
+from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Span
 
 # A batch of Transformer-Tiny: 128 sentences of 16 tokens, width 128 in 4 heads, 10,000 entries.

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import option_space
 from heedful.errors import UserError
 from heedful.parts import attention_plans
-from heedful.parts.dropout import Dropout
 from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.residual import ZeroCenteredRMSNorm
+from heedful.parts.residual import Dropout, ZeroCenteredRMSNorm
 from heedful.pipelines import parameter_count
 from heedful.zoo import architecture
 from heedful.zoo.architectures import Architecture, Format

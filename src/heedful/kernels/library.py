@@ -39,7 +39,7 @@ _PARAMETERS = {
     "attention_forward": "p",
     "attention_backward": "p",
 }
-_library: ctypes.CDLL | None = None
+loaded: ctypes.CDLL | None = None  # by `load`
 _failure = ""  # the reason why there is no library
 _is_unused = False  # in the block of `unused`
 
@@ -49,10 +49,10 @@ def load() -> str:
 
     Returns the reason why that is not possible; "" if they are loaded.
     """
-    global _library, _failure  # noqa: PLW0603
-    if _library is None and not _failure:
+    global loaded, _failure  # noqa: PLW0603
+    if loaded is None and not _failure:
         try:
-            _library = _open()
+            loaded = _open()
         except Exception as error:  # of compilers and linkers, of many types
             _failure = (str(error).strip() or type(error).__name__).splitlines()[0]
     return _failure
@@ -76,7 +76,7 @@ def are_used() -> bool:
 
 def can_run(*tensors: Tensor | None) -> bool:
     """The kernels are loaded and used, and take these tensors, which must be contiguous."""
-    if _library is None or not are_used():
+    if loaded is None or not are_used():
         return False
     return all(
         x is None
@@ -115,12 +115,6 @@ def cross_entropy(
     return sums
 
 
-def opened() -> ctypes.CDLL:
-    """The loaded kernels."""
-    assert _library is not None
-    return _library
-
-
 def element_type(x: Tensor) -> int:
     """The number of a tensor's type for the kernels."""
     return ELEMENT_TYPES.index(x.dtype)
@@ -128,7 +122,8 @@ def element_type(x: Tensor) -> int:
 
 def call(name: str, *arguments: Any) -> Any:
     """Call a kernel with numbers, tensors by their addresses, and last the number of threads."""
-    return getattr(opened(), f"heedful_{name}")(
+    assert loaded is not None
+    return getattr(loaded, f"heedful_{name}")(
         *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
     )
 

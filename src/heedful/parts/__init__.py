@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from heedful.parts.attend_products import attend
     from heedful.parts.attention import Attention, CrossAttention
     from heedful.parts.cache import Cache
-    from heedful.parts.dropout import Dropout
     from heedful.parts.embeddings import TokenEmbedding
     from heedful.parts.experts import Experts, balance_loss
     from heedful.parts.feedforward import FeedForward
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
         YarnScaling,
     )
     from heedful.parts.residual import (
+        Dropout,
         OutputNorm,
         PostNorm,
         PreNorm,
@@ -111,7 +111,6 @@ if not TYPE_CHECKING:
             "attend_products": ("attend",),
             "attention": ("Attention", "CrossAttention"),
             "cache": ("Cache",),
-            "dropout": ("Dropout",),
             "embeddings": ("TokenEmbedding",),
             "experts": ("Experts", "balance_loss"),
             "feedforward": ("FeedForward",),
@@ -127,7 +126,8 @@ if not TYPE_CHECKING:
                 *("RelativePositionBias", "RotaryPositions", "SinusoidalTable", "YarnScaling"),
             ),
             "residual": (
-                *("OutputNorm", "PostNorm", "PreNorm", "SandwichNorm", "ZeroCenteredRMSNorm"),
+                *("Dropout", "OutputNorm", "PostNorm", "PreNorm", "SandwichNorm"),
+                "ZeroCenteredRMSNorm",
             ),
             "tokens": ("Tokens",),
         },

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.parts.attend_products import Attend
-from heedful.parts.dropout import Dropout
 from heedful.parts.masks import MaskSpec
+from heedful.parts.residual import Dropout
 
 # Least number of queries in a block: with fewer, the loop dominates.
 _LOCAL_QUERIES = 128

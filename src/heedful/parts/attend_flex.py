@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.parts.attend_products import AttentionOptions
-from heedful.parts.dropout import Dropout
 from heedful.parts.masks import MaskSpec
+from heedful.parts.residual import Dropout
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -10,7 +10,7 @@ from torch.backends import cuda
 from torch.nn import functional as F
 
 from heedful.parts.attend_products import fold_queries, unfold_heads
-from heedful.parts.dropout import Dropout
+from heedful.parts.residual import Dropout
 
 # Up to this number of keys the kernel of xFormers takes half to two thirds of the time of those of
 # cuDNN and FlashAttention, of which torch prefers one (measured on an H200).

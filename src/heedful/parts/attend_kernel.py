@@ -13,7 +13,7 @@ from torch import Tensor
 from heedful.kernels import attention as kernel
 from heedful.kernels import library as kernels
 from heedful.parts.attend_products import AttentionOptions
-from heedful.parts.dropout import Dropout, keep_mask
+from heedful.parts.residual import Dropout, keep_mask
 from heedful.parts.unpadding import Unpadding
 
 _KERNEL_WEIGHTS = 64 * 64  # of a head: with more, products in the type of the states are faster

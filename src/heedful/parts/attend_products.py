@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from heedful.parts.dropout import Dropout
 from heedful.parts.helpers import kernel_device
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions
+from heedful.parts.residual import Dropout
 
 # Queries (B, H, T, E), keys and values (B, G, K, E) and the dropout of the weights -> heads
 # (B, H, T, E), and the weights (B, H, T, K) where they are formed.

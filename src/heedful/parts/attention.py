@@ -10,11 +10,11 @@ from heedful.errors import UserError
 from heedful.parts.attend_products import AttentionOptions, zero_hidden_queries
 from heedful.parts.attention_plans import AttentionPlan, plan_attention
 from heedful.parts.cache import LayerCache
-from heedful.parts.dropout import Dropout
 from heedful.parts.helpers import check_positive, has_hooks
 from heedful.parts.joined_cache import JoinedLayer
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions, rotate
+from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Span
 
 

@@ -18,10 +18,10 @@ from heedful.parts.attend_flex import Flex, can_use_flex, packed_block_mask
 from heedful.parts.attend_fused import Fused
 from heedful.parts.attend_kernel import Kernel, can_use_kernel
 from heedful.parts.attend_products import Attend, AttentionOptions, Products, needs_products
-from heedful.parts.dropout import Dropout
 from heedful.parts.joined_cache import Joined, JoinedMask
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import Rotation
+from heedful.parts.residual import Dropout
 from heedful.parts.unpadding import Unpadding
 
 _AUTOCAST = frozenset({"cpu", "cuda", "mps"})  # device types with autocast (meta has none)

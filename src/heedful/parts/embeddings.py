@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from heedful.errors import UserError, describe
-from heedful.parts.dropout import Dropout
+from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Tokens
 
 

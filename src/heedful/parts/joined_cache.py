@@ -15,8 +15,8 @@ from torch import Tensor
 
 from heedful.parts.attend_products import Attend
 from heedful.parts.cache import Cache, LayerCache
-from heedful.parts.dropout import Dropout
 from heedful.parts.masks import MaskSpec
+from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Span, Tokens
 
 
