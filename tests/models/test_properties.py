@@ -15,7 +15,8 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts import attend_blocks, attend_products
 from heedful.parts.attention import MultiHead
-from heedful.parts.positions import LearnedTable, RelativePositionBias
+from heedful.parts.embeddings import LearnedTable
+from heedful.parts.positions import RelativePositionBias
 from heedful.parts.tokens import Tokens, padding_mask
 from heedful.zoo.vaswani2017 import Config, build
 from option_space import (

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from heedful.parts.attend_products import attend
     from heedful.parts.attention import Attention, CrossAttention
     from heedful.parts.cache import Cache
-    from heedful.parts.embeddings import TokenEmbedding
+    from heedful.parts.embeddings import LearnedTable, SinusoidalTable, TokenEmbedding
     from heedful.parts.experts import Experts, balance_loss
     from heedful.parts.feedforward import FeedForward
     from heedful.parts.heads import (
@@ -47,13 +47,11 @@ if TYPE_CHECKING:
     from heedful.parts.masks import MaskSpec
     from heedful.parts.positions import (
         AlibiBias,
-        LearnedTable,
         LinearScaling,
         Llama3Scaling,
         NtkScaling,
         RelativePositionBias,
         RotaryPositions,
-        SinusoidalTable,
         YarnScaling,
     )
     from heedful.parts.residual import (
@@ -111,7 +109,7 @@ if not TYPE_CHECKING:
             "attend_products": ("attend",),
             "attention": ("Attention", "CrossAttention"),
             "cache": ("Cache",),
-            "embeddings": ("TokenEmbedding",),
+            "embeddings": ("LearnedTable", "SinusoidalTable", "TokenEmbedding"),
             "experts": ("Experts", "balance_loss"),
             "feedforward": ("FeedForward",),
             "heads": (
@@ -122,8 +120,8 @@ if not TYPE_CHECKING:
             "losses": ("cross_entropy", "head_loss"),
             "masks": ("MaskSpec",),
             "positions": (
-                *("AlibiBias", "LearnedTable", "LinearScaling", "Llama3Scaling", "NtkScaling"),
-                *("RelativePositionBias", "RotaryPositions", "SinusoidalTable", "YarnScaling"),
+                *("AlibiBias", "LinearScaling", "Llama3Scaling", "NtkScaling"),
+                *("RelativePositionBias", "RotaryPositions", "YarnScaling"),
             ),
             "residual": (
                 *("Dropout", "OutputNorm", "PostNorm", "PreNorm", "SandwichNorm"),

@@ -20,10 +20,10 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, MultiHead
-from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.embeddings import PositionTable, TokenEmbedding
 from heedful.parts.feedforward import FUNCTIONS, FeedForward, gelu_tanh
 from heedful.parts.heads import ClassificationHead, OutputHead, Scale
-from heedful.parts.positions import AlibiBias, PositionTable, RelativePositionBias, RotaryPositions
+from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
 from heedful.parts.residual import OutputNorm, PostNorm, PreNorm, SandwichNorm, ZeroCenteredRMSNorm
 
 ACTIVATIONS = {  # names of ctranslate2.specs.Activation
