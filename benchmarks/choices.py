@@ -15,7 +15,7 @@ from common import (
     table,
     write_results,
 )
-from heedful.parts.attend_products import attend
+from heedful.parts.attention import attend
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import head_loss
 from heedful.parts.masks import MaskSpec

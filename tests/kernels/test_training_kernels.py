@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,8 @@ from torch import Tensor, nn
 from heedful.kernels import dropout as fused
 from heedful.kernels import library as kernels
 from heedful.kernels.build import has_cpp_compiler
-from heedful.parts.attend_kernel import Kernel
-from heedful.parts.attend_products import Products
-from heedful.parts.attention import Attention
-from heedful.parts.attention_plans import Unpadded, plan_attention
+from heedful.parts.attend_kernel import Kernel, Unpadded
+from heedful.parts.attention import Attention, attend, plan_attention
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import gradient_factor, head_loss
 from heedful.parts.masks import MaskSpec
@@ -359,7 +358,7 @@ def test_attention(
     padded_bias = hidden if bias is None else bias + hidden
     ways = {
         "kernel": Kernel(queries, keys, bias, scale, repeats),
-        "products": Unpadded(Products(padded_bias, scale, None, repeats), queries, keys),
+        "products": Unpadded(partial(attend, bias=padded_bias, scale=scale), queries, keys),
     }
     is_real = queries.unpad(is_query[..., None].float())
     out_grad = (torch.randn(1, queries.num_tokens, heads * width) * is_real).to(dtype)
@@ -391,7 +390,7 @@ def test_hooks_get_the_gradient_of_a_projection() -> None:
     side = Unpadding(torch.Size([2, 3]), None)
     spec = MaskSpec(Tokens.from_ids(torch.zeros(2, 3).long()), causal=True)
     padded = x.view(2, 3, 16)
-    plan = plan_attention(spec, attention.options, padded, needs_grad=True, unpaddings=(side, side))
+    plan = plan_attention(spec, attention, padded, needs_grad=True, unpaddings=(side, side))
     assert isinstance(plan.attend, Kernel)
     attention(x, plan).sum().backward()
     assert len(grads) == 1

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.attention import Attention, CrossAttention, MultiHead
+from heedful.parts.attention import Attention, MultiHead
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
 from heedful.zoo import ARCHITECTURES

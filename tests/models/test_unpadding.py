@@ -19,8 +19,7 @@ from heedful.evaluation.likelihood import batch_loss, target_states
 from heedful.models.adapters import LoRA, add_lora
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention, MultiHead
-from heedful.parts.attention_plans import plan_attention
+from heedful.parts.attention import Attention, MultiHead, plan_attention
 from heedful.parts.losses import LossSum
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions, YarnScaling
@@ -163,9 +162,7 @@ def test_attention_of_real_tokens_equals_that_of_padded_rows(
         states = x.detach().to(dtype).requires_grad_()
         spec = MaskSpec(tokens, causal=causal)
         unpaddings = (unpadding, unpadding) if skips else None
-        plan = plan_attention(
-            spec, attention.options, states, needs_grad=True, unpaddings=unpaddings
-        )
+        plan = plan_attention(spec, attention, states, needs_grad=True, unpaddings=unpaddings)
         if skips:
             out = attention(unpadding.unpad(states), plan)
         else:

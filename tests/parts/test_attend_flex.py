@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
 
-from heedful.parts import attend_flex, attend_products, attention_plans
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts import attend_flex
+from heedful.parts import attention as attention_module
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions
 from heedful.parts.tokens import Tokens
@@ -70,11 +72,11 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
     spec = MaskSpec(packed_tokens(), causal=causal)
     expected = outputs_and_gradients(module, spec)
     monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
-    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 0)
     # Its gradient is refused on a CPU, though the uncompiled formula has it.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     x = torch.zeros(3, WIDTH, D, dtype=torch.float64)
-    plan = attention_plans.plan_attention(spec, module.options, x, needs_grad=True)
+    plan = attention_module.plan_attention(spec, module, x, needs_grad=True)
     assert isinstance(plan.attend, attend_flex.Flex)
     for ours, reference in zip(outputs_and_gradients(module, spec), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
@@ -88,7 +90,7 @@ def test_autocast_and_head_norms_have_one_dtype(monkeypatch: pytest.MonkeyPatch)
     x = torch.randn(3, WIDTH, D, generator=torch.Generator().manual_seed(1))
     expected = module(x, spec).detach()
     monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
-    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 0)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     with torch.autocast("cpu", torch.bfloat16):
         actual = module(x, spec)
@@ -127,9 +129,9 @@ def test_unsupported_attention_uses_the_other_paths(
         module = CrossAttention(D, 2, head_dim=E).double()  # type: ignore[assignment]
         spec = MaskSpec(tokens, Tokens.from_ids(tokens.ids), causal=False)
         monkeypatch.undo()
-    plan = attention_plans.plan_attention(
+    plan = attention_module.plan_attention(
         spec,
-        module.options,
+        module,
         torch.zeros(3, WIDTH, D, dtype=torch.float64),
         needs_grad=case != "no gradient",
         returns_weights=case == "weights",
@@ -146,13 +148,12 @@ def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
     gpu = torch.device("cuda")
     assert attend_flex.can_skip_blocks(spec, gpu)
     assert not attend_flex.can_skip_blocks(spec, torch.device("cpu"))
-    span = tokens
-    short = span.part(range(128))
+    short = Tokens.from_ids(tokens.ids[:, :128], segments=tokens.segments[:, :128])
     for other in (
         MaskSpec(short, short, causal=True),
-        MaskSpec(span, Tokens.from_ids(tokens.ids), causal=False),
+        MaskSpec(tokens, Tokens.from_ids(tokens.ids), causal=False),
         MaskSpec(Tokens.from_ids(tokens.ids), causal=True),
-        MaskSpec(span, span, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
+        MaskSpec(tokens, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
     ):
         assert not attend_flex.can_skip_blocks(other, gpu)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)

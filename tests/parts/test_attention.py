@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heedful.errors import UserError
-from heedful.parts import attend_blocks, attend_products, attention_plans
-from heedful.parts.attend_products import attend, attention_weights
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.attention_plans import plan_attention
+from heedful.parts import attend_blocks
+from heedful.parts import attention as attention_module
+from heedful.parts.attention import Attention, attend, plan_attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
 from heedful.parts.tokens import Span, Tokens
@@ -152,7 +152,7 @@ def test_queries_without_keys_have_zero_outputs_and_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN or uniform weights; all other gradients are as without those rows."""
-    monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: eager)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 10**9 if eager else 0)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
     memory_option = memory if cross else None
@@ -245,13 +245,13 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
     plain_calls: list[Any] = []
     monkeypatch.setattr(
-        attend_products,
-        "attention_weights",
-        lambda *arguments: plain_calls.append(arguments) or attention_weights(*arguments),
+        attention_module,
+        "attend",
+        lambda *inputs, **options: plain_calls.append(inputs) or attend(*inputs, **options),
     )
     actual = []
     for least in (10**9, 1):
-        monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", least)
+        monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
         out = module(x, MaskSpec(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
@@ -265,7 +265,7 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
 def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 1)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 1)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     module = attention(H, **options).train()
     tokens = Tokens.from_ids(torch.zeros(B, LONG, dtype=torch.long))
@@ -277,15 +277,12 @@ def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_dropout_applies_to_the_weights_in_training_only(
-    eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_applies_to_the_weights_in_training_only(eager: bool) -> None:
     """The expectation is the output without dropout; a weight of one key and one head is dropped as
     a whole."""
-    monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: eager)
     module, copies = attention(H, dropout=0.3), 20_000
     x = random(1, T, D)
-    with torch.no_grad():
+    with torch.set_grad_enabled(eager):  # the fused kernel computes no gradients of dropout
         expected = call(module, x, None)
         assert torch.equal(expected, call(attention(H), x, None))
         out = call(module.train(), x.expand(copies, -1, -1), None)
@@ -484,7 +481,7 @@ def all_paths(module: Any, x: Tensor, memory: Tensor | None, spec: MaskSpec) -> 
             index = span.real.flatten().nonzero()[:, 0]
             sides[id(span)] = Unpadding(states.shape[:2], index)
     queries, others = (sides[id(span)] for span in (spec.queries, spec.keys))
-    plan = plan_attention(spec, module.options, x, needs_grad=True, unpaddings=(queries, others))
+    plan = plan_attention(spec, module, x, needs_grad=True, unpaddings=(queries, others))
     rest = () if memory is None else (others.unpad(memory),)
     outs["unpadded"] = queries.pad(module(queries.unpad(x), *rest, plan))
     return {name: out.detach() for name, out in outs.items()}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts import init
-from heedful.parts.attention import CrossAttention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.heads import OutputHead, Scale, tied_linear

@@ -15,7 +15,8 @@ import heedful.zoo
 from architectures import tiny
 from checked_shapes import check_shapes
 from heedful.errors import UserError
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.masks import MaskSpec
 from heedful.parts.tokens import Tokens
 from option_space import EXACT, VOCAB

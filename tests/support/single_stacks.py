@@ -17,7 +17,8 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.embeddings import LearnedTable, Positions, SinusoidalTable, TokenEmbedding
 from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import (

@@ -115,6 +115,12 @@ def cross_entropy(
     return sums
 
 
+def opened() -> ctypes.CDLL:
+    """The loaded kernels."""
+    assert loaded is not None
+    return loaded
+
+
 def element_type(x: Tensor) -> int:
     """The number of a tensor's type for the kernels."""
     return ELEMENT_TYPES.index(x.dtype)
@@ -122,8 +128,7 @@ def element_type(x: Tensor) -> int:
 
 def call(name: str, *arguments: Any) -> Any:
     """Call a kernel with numbers, tensors by their addresses, and last the number of threads."""
-    assert loaded is not None
-    return getattr(loaded, f"heedful_{name}")(
+    return getattr(opened(), f"heedful_{name}")(
         *(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments), torch.get_num_threads()
     )
 

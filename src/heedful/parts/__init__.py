@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 from heedful.lazy import lazily
 
 if TYPE_CHECKING:
-    from heedful.parts.attend_products import attend
-    from heedful.parts.attention import Attention, CrossAttention
+    from heedful.parts.attention import Attention, attend
     from heedful.parts.cache import Cache
+    from heedful.parts.cross_attention import CrossAttention
     from heedful.parts.embeddings import LearnedTable, SinusoidalTable, TokenEmbedding
     from heedful.parts.experts import Experts, balance_loss
     from heedful.parts.feedforward import FeedForward
@@ -106,9 +106,9 @@ if not TYPE_CHECKING:
     __getattr__ = lazily(
         __name__,
         {
-            "attend_products": ("attend",),
-            "attention": ("Attention", "CrossAttention"),
+            "attention": ("Attention", "attend"),
             "cache": ("Cache",),
+            "cross_attention": ("CrossAttention",),
             "embeddings": ("LearnedTable", "SinusoidalTable", "TokenEmbedding"),
             "experts": ("Experts", "balance_loss"),
             "feedforward": ("FeedForward",),

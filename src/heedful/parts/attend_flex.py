@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.parts.attend_products import AttentionOptions
+from heedful.parts.attend_options import AttentionOptions
 from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout
 

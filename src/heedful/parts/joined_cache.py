@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.parts.attend_products import Attend
+from heedful.parts.attend_options import Attend
 from heedful.parts.cache import Cache, LayerCache
 from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout
@@ -66,14 +66,14 @@ class Joined:
         sizes: rows of each group.
     """
 
-    attends: tuple[Attend, ...]
+    attends: Sequence[Attend]
     sizes: Sequence[int]
 
     def __call__(
         self, query: Float[Tensor, "B H T E"], keys: Any, values: Any, dropout: Dropout
     ) -> tuple[Float[Tensor, "B H T E"], None]:
         groups = zip(self.attends, query.split(self.sizes), keys, values, strict=True)
-        heads = [attend(part, key, value, dropout)[0] for attend, part, key, value in groups]
+        heads = [attend(*inputs, dropout=dropout)[0] for attend, *inputs in groups]
         return torch.cat(heads), None
 
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.positions import RelativePositionBias

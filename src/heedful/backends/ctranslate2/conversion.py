@@ -175,8 +175,8 @@ def _attention_reasons(stack: Stack, causal: bool) -> Iterator[str]:
     shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in attentions}
     if len(shapes) > 1:
         yield f"layers of the {side} with different heads"
-    scored = {id(a.options.position_scores) for a in attentions if isinstance(a, Attention)}
-    if len(scored) > 1:
+    positions = [a.position for a in attentions if isinstance(a, Attention)]
+    if len({id(None if isinstance(p, RotaryPositions) else p) for p in positions}) > 1:
         yield f"layers of the {side} with different scores by distance"
 
 
