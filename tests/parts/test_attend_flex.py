@@ -41,7 +41,7 @@ def attention(heads: int, key_heads: int, window: int | None, dropout: float = 0
         position=RotaryPositions(E),
         dropout=dropout,
     ).double()
-    module.uses_flex_attention = True
+    module.preferred_kernel = "flex"
     return module
 
 
@@ -117,7 +117,7 @@ def test_unsupported_attention_uses_the_other_paths(
     module = attention(2, 2, None, dropout=0.1 if case == "dropout" else 0.0)
     tokens = packed_tokens()
     if case == "uncompiled":
-        module.uses_flex_attention = False
+        module.preferred_kernel = None
     if case == "no segments":
         tokens = Tokens.from_ids(tokens.ids)
     if case == "hooks":

@@ -29,7 +29,8 @@ def can_use_flex(spec: MaskSpec, options: AttentionOptions, device: torch.device
     shapes, does not use it.
     """
     is_plain = options.position_scores is None and not options.drops
-    return options.uses_flex and is_plain and can_skip_blocks(spec, device)
+    is_preferred = options.preferred_kernel == "flex"
+    return is_preferred and is_plain and can_skip_blocks(spec, device)
 
 
 def can_skip_blocks(spec: MaskSpec, device: torch.device) -> bool:

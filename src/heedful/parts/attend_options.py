@@ -1,7 +1,7 @@
 """What the computations of attention share: signature, settings, query heads of one key head."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,8 @@ from heedful.parts.positions import RotaryPositions
 # (B, H, T, E), and the weights (B, H, T, K) where they are formed.
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
+
+PreferredKernel = Literal["flex", "fused"]
 
 _AUTOCAST = frozenset({"cpu", "cuda", "mps"})  # device types with autocast (meta has none)
 
@@ -27,7 +29,7 @@ class AttentionOptions(NamedTuple):
         position_scores: position scheme that adds to the scores.
         drops: dropout is applied.
         hook: module with hooks that the weights pass through; None: the weights are not read.
-        uses_flex: FlexAttention may be used.
+        preferred_kernel: as of `MultiHead`.
     """
 
     repeats: int
@@ -38,7 +40,7 @@ class AttentionOptions(NamedTuple):
     position_scores: nn.Module | None
     drops: bool
     hook: nn.Module | None
-    uses_flex: bool
+    preferred_kernel: PreferredKernel | None
 
 
 def fold_queries(x: Float[Tensor, "B H T *n"], repeats: int) -> Float[Tensor, "B G rT *n"]:

@@ -18,9 +18,15 @@ from heedful.errors import UserError
 from heedful.parts.attend_blocks import diagonal_blocks, join_blocks
 from heedful.parts.attend_fused import choose_fused
 from heedful.parts.attend_kernel import Kernel, Unpadded, choose_kernel
-from heedful.parts.attend_options import Attend, AttentionOptions, fold_queries, unfold_heads
+from heedful.parts.attend_options import (
+    Attend,
+    AttentionOptions,
+    PreferredKernel,
+    fold_queries,
+    unfold_heads,
+)
 from heedful.parts.cache import LayerCache
-from heedful.parts.helpers import check_positive, kernel_device
+from heedful.parts.helpers import check_positive
 from heedful.parts.joined_cache import Joined, JoinedLayer, JoinedMask
 from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions, Rotation, rotate
@@ -72,6 +78,9 @@ class MultiHead(nn.Module):
             replaces them. In a cached step with W branches the shape is (B, H, W · T, K), with K
             slots of the cache. Weights are formed (with a window: the whole matrix) only while it
             has hooks.
+        preferred_kernel: for training: `flex` where it is possible, if it is compiled
+            (`training/block_compiler.py`); `fused` also on a CPU, if a step is traced as on a GPU
+            (`cost/trace.py`).
 
     Raises:
         UserError: `num_heads` does not divide `d_model` (without `head_dim`), or `num_kv_heads`
@@ -113,7 +122,7 @@ class MultiHead(nn.Module):
         self.weights_hook = nn.Identity()
         self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=out_bias)
         self.dropout = Dropout(dropout)
-        self.uses_flex_attention = False  # set for compiled training (`training/block_compiler.py`)
+        self.preferred_kernel: PreferredKernel | None = None
 
     def plan(
         self,
@@ -292,7 +301,7 @@ def plan_attention(
         position_scores=attention.position if rotary is None else None,
         drops=attention.training and attention.dropout.p > 0,
         hook=hook if hook._forward_hooks or hook._forward_pre_hooks else None,
-        uses_flex=attention.uses_flex_attention,
+        preferred_kernel=attention.preferred_kernel,
     )
     if made is not None and options in made:
         return made[options]
@@ -343,7 +352,8 @@ def _choose(
         needs_formula = True
     elif options.window is not None or mask.queries.longest_text is not None:
         parts = diagonal_blocks(mask, options.window)
-    if needs_grad and kernel_device(x) == "cpu" and not needs_formula:
+    trains_on_cpu = needs_grad and x.device.type == "cpu" and options.preferred_kernel != "fused"
+    if trains_on_cpu and not needs_formula:
         sides, block = (mask.queries, mask.keys), parts[0]
         rows, reach = map(len, block) if block else (s.positions.size(1) for s in sides)
         is_short = rows * reach < _FUSED_WEIGHTS
