@@ -18,8 +18,7 @@ from heedful.insight import verify
 from heedful.insight.verification import checks_of
 from heedful.parts.attention import Attention, plan_attention
 from heedful.parts.cache import Cache, LayerGroup
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.pipelines import ModelMetadata, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config

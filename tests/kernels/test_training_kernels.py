@@ -19,9 +19,8 @@ from heedful.parts.attend_kernel import Kernel, Unpadded
 from heedful.parts.attention import Attention, attend, plan_attention
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import gradient_factor, head_loss
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout, add_dropped, add_norm, keep_mask, relu_dropped
-from heedful.parts.tokens import Tokens, padding_mask
+from heedful.parts.tokens import MaskSpec, Tokens, padding_mask
 from heedful.parts.unpadding import Unpadding
 
 OPEN = kernels._open

@@ -10,8 +10,7 @@ from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.attention import Attention, MultiHead
 from heedful.parts.cross_attention import CrossAttention
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.zoo import ARCHITECTURES
 from option_space import EXACT, VOCAB
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.parts.attend_blocks import Blocks
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from option_space import (
     EXACT,
     SEARCH,

@@ -21,10 +21,9 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
 from heedful.parts.attention import Attention, MultiHead, plan_attention
 from heedful.parts.losses import LossSum
-from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions, YarnScaling
 from heedful.parts.residual import Dropout
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.parts.unpadding import Unpadding
 from heedful.training.step import TrainStep
 from option_space import SEARCH, VOCAB

@@ -11,9 +11,8 @@ from heedful.parts import attend_flex
 from heedful.parts import attention as attention_module
 from heedful.parts.attention import Attention
 from heedful.parts.cross_attention import CrossAttention
-from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 
 D, E, WIDTH = 32, 16, 300
 

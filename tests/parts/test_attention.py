@@ -18,9 +18,8 @@ from heedful.parts import attend_blocks
 from heedful.parts import attention as attention_module
 from heedful.parts.attention import Attention, attend, plan_attention
 from heedful.parts.cross_attention import CrossAttention
-from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import MaskSpec, Span, Tokens
 from heedful.parts.unpadding import Unpadding
 from option_space import EXACT, SEARCH, SIDES, lengths_of
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from heedful.parts.masks import MaskSpec, visible_keys
-from heedful.parts.tokens import Span, Tokens, padding_mask
+from heedful.parts.tokens import MaskSpec, Span, Tokens, padding_mask, visible_keys
 from option_space import SEARCH, SIDES, lengths_of
 
 

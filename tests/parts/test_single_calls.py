@@ -17,8 +17,7 @@ from checked_shapes import check_shapes
 from heedful.errors import UserError
 from heedful.parts.attention import Attention
 from heedful.parts.cross_attention import CrossAttention
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from option_space import EXACT, VOCAB
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(heedful.parts.__path__))

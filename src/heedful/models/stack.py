@@ -13,9 +13,8 @@ from heedful.parts.attention import AttentionPlan, plan_attention
 from heedful.parts.cache import Cache, LayerCache, LayerShape
 from heedful.parts.helpers import has_hooks, kernel_device
 from heedful.parts.joined_cache import JoinedCache, JoinedLayer
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Residual
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.parts.unpadding import Unpadding
 
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     )
     from heedful.parts.init import init_weights, normal, xavier
     from heedful.parts.losses import cross_entropy, head_loss
-    from heedful.parts.masks import MaskSpec
     from heedful.parts.positions import (
         AlibiBias,
         LinearScaling,
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
         SandwichNorm,
         ZeroCenteredRMSNorm,
     )
-    from heedful.parts.tokens import Tokens
+    from heedful.parts.tokens import MaskSpec, Tokens
 
 __all__ = [  # noqa: RUF022
     "Attention",
@@ -118,7 +117,6 @@ if not TYPE_CHECKING:
             ),
             "init": ("init_weights", "normal", "xavier"),
             "losses": ("cross_entropy", "head_loss"),
-            "masks": ("MaskSpec",),
             "positions": (
                 *("AlibiBias", "LinearScaling", "Llama3Scaling", "NtkScaling"),
                 *("RelativePositionBias", "RotaryPositions", "YarnScaling"),
@@ -127,7 +125,7 @@ if not TYPE_CHECKING:
                 *("Dropout", "OutputNorm", "PostNorm", "PreNorm", "SandwichNorm"),
                 "ZeroCenteredRMSNorm",
             ),
-            "tokens": ("Tokens",),
+            "tokens": ("MaskSpec", "Tokens"),
         },
     )
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.parts.attend_options import Attend
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec
 
 # Least number of queries in a block: with fewer, the loop dominates.
 _LOCAL_QUERIES = 128

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.parts.attend_options import AttentionOptions
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

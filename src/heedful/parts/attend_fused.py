@@ -19,8 +19,8 @@ from heedful.parts.attend_options import (
     query_type,
     unfold_heads,
 )
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec
 
 # Up to this number of keys the kernel of xFormers takes half to two thirds of the time of those of
 # cuDNN and FlashAttention, of which torch prefers one (measured on an H200).

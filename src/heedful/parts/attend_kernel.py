@@ -13,8 +13,8 @@ from torch import Tensor
 from heedful.kernels import attention as kernel
 from heedful.kernels import library as kernels
 from heedful.parts.attend_options import Attend, AttentionOptions, query_type
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout, keep_mask
+from heedful.parts.tokens import MaskSpec
 from heedful.parts.unpadding import Unpadding
 
 _KERNEL_WEIGHTS = 64 * 64  # of a head: with more, products in the type of the states are faster

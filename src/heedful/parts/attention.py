@@ -28,10 +28,9 @@ from heedful.parts.attend_options import (
 from heedful.parts.cache import LayerCache
 from heedful.parts.helpers import check_positive
 from heedful.parts.joined_cache import Joined, JoinedLayer, JoinedMask
-from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions, Rotation, rotate
 from heedful.parts.residual import Dropout
-from heedful.parts.tokens import Span
+from heedful.parts.tokens import MaskSpec, Span
 from heedful.parts.unpadding import Unpadding
 
 # Attention weights of a head from which on the fused kernel trains faster on a CPU (docs/log.md).

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.parts.attention import AttentionPlan, MultiHead, zero_hidden_queries
-from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import RotaryPositions
+from heedful.parts.tokens import MaskSpec
 
 
 class CrossAttention(MultiHead):

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from heedful.parts.attend_options import Attend
 from heedful.parts.cache import Cache, LayerCache
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Dropout
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import MaskSpec, Span, Tokens
 
 
 class JoinedLayer(NamedTuple):
