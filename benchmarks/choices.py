@@ -15,12 +15,11 @@ from common import (
     table,
     write_results,
 )
-from heedful.parts.attend_products import attend
-from heedful.parts.dropout import Dropout
+from heedful.parts.attention import attend
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import head_loss
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Span
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec, Span
 
 # A batch of Transformer-Tiny: 128 sentences of 16 tokens, width 128 in 4 heads, 10,000 entries.
 BATCH, LENGTH, WIDTH, HEADS, VOCAB = 128, 16, 128, 4, 10_000

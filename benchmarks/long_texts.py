@@ -31,8 +31,7 @@ from common import (
     write_results,
 )
 from heedful.parts.attention import Attention
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import MaskSpec, Span, Tokens
 from heedful.zoo import llama
 
 WIDTH, HEADS, WINDOW = 256, 8, 256

@@ -121,9 +121,9 @@ def _kernels_from_the_first_training_on(monkeypatch: pytest.MonkeyPatch) -> None
     """A test uses kernels if it trains, and not because another one did before."""
     from heedful.kernels import library as kernels
 
-    if kernels._library is not None:
-        _libraries[:] = [kernels._library]
-        kernels._library = None
+    if kernels.loaded is not None:
+        _libraries[:] = [kernels.loaded]
+        kernels.loaded = None
     if _libraries:
         monkeypatch.setattr(kernels, "_open", lambda: _libraries[0])
 

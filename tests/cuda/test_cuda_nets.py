@@ -11,7 +11,7 @@ from architectures import DECODERS, tiny
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.dropout import Dropout
+from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Tokens
 from heedful.training.step import TrainStep
 from heedful.zoo import ARCHITECTURES

@@ -15,7 +15,7 @@ from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
 from heedful import processes
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.parts import attention_plans
+from heedful.parts import attend_fused
 from heedful.parts.tokens import Tokens
 from heedful.processes import Group
 from heedful.run import train
@@ -154,7 +154,7 @@ def test_packed_rows_by_flex_attention_have_the_gradients_of_other_attention(
     step = TrainStep(net.float().to("cuda"), batch_loss).train()
     BlockCompiler(step.net)
     used = mock.patch.object(
-        attention_plans, "packed_block_mask", side_effect=attention_plans.packed_block_mask
+        attend_fused, "packed_block_mask", side_effect=attend_fused.packed_block_mask
     )
     with used as calls:
         actual = packed_gradients(step, "cuda")

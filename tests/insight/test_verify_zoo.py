@@ -16,11 +16,9 @@ from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.insight import verify
 from heedful.insight.verification import checks_of
-from heedful.parts.attention import Attention
-from heedful.parts.attention_plans import plan_attention
+from heedful.parts.attention import Attention, plan_attention
 from heedful.parts.cache import Cache, LayerGroup
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.pipelines import ModelMetadata, open_net
 from heedful.zoo import ARCHITECTURES, architecture
 from heedful.zoo.saved import make_config
@@ -143,11 +141,11 @@ def test_a_hidden_distant_token_is_a_defect_without_windows(
     """A window may hide tokens; here no layer has one."""
     net = build("gpt2", num_layers=1, dropout=0.0)
 
-    def near_only(spec: MaskSpec, options: Any, x: Tensor, **keys: Any) -> Any:
+    def near_only(spec: MaskSpec, layer: Any, **keys: Any) -> Any:
         size = spec.keys.positions.size(1)
-        near = torch.ones(x.size(1), size, dtype=torch.bool).tril().triu(-3)
+        near = torch.ones(size, size, dtype=torch.bool).tril().triu(-3)
         cut = MaskSpec(spec.queries, spec.keys, causal=True, allowed=near[None])
-        return plan_attention(cut, options, x, **keys)
+        return plan_attention(cut, layer, **keys)
 
     monkeypatch.setattr("heedful.models.stack.plan_attention", near_only)
     report = verify(net, overfit=False)

@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,12 @@ from torch import Tensor, nn
 from heedful.kernels import dropout as fused
 from heedful.kernels import library as kernels
 from heedful.kernels.build import has_cpp_compiler
-from heedful.kernels.dropout import apply_mask
-from heedful.parts.attend_kernel import Kernel
-from heedful.parts.attend_products import Products
-from heedful.parts.attention import Attention
-from heedful.parts.attention_plans import Unpadded, plan_attention
-from heedful.parts.dropout import Dropout, add_dropped, add_norm, keep_mask, relu_dropped
+from heedful.parts.attend_kernel import Kernel, Unpadded
+from heedful.parts.attention import Attention, attend, plan_attention
 from heedful.parts.heads import OutputHead
 from heedful.parts.losses import gradient_factor, head_loss
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens, padding_mask
+from heedful.parts.residual import Dropout, add_dropped, add_norm, keep_mask, relu_dropped
+from heedful.parts.tokens import MaskSpec, Tokens, padding_mask
 from heedful.parts.unpadding import Unpadding
 
 OPEN = kernels._open
@@ -37,14 +34,14 @@ def loaded() -> Path:
     if not has_cpp_compiler():
         pytest.skip("needs a C++ compiler")
     assert kernels.load() == ""
-    return Path(kernels.opened()._name)
+    return Path(kernels.loaded._name)
 
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty cache folder, and kernels that are not loaded."""
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(kernels, "_library", None)
+    monkeypatch.setattr(kernels, "loaded", None)
     monkeypatch.setattr(kernels, "_failure", "")
     monkeypatch.setattr(kernels, "_open", OPEN)
     return tmp_path / "kernels"
@@ -253,7 +250,7 @@ def test_dropout_equals_torch_bit_by_bit(
     x = torch.randn(shape).to(dtype)
 
     def compute() -> list[Tensor]:
-        return [apply_mask(x, *keep_mask(x.shape, 0.3))]
+        return [Dropout(0.3)(x)]
 
     with_kernels, without = both_ways(compute)
     assert torch.equal(with_kernels[0], without[0])
@@ -360,7 +357,7 @@ def test_attention(
     padded_bias = hidden if bias is None else bias + hidden
     ways = {
         "kernel": Kernel(queries, keys, bias, scale, repeats),
-        "products": Unpadded(Products(padded_bias, scale, None, repeats), queries, keys),
+        "products": Unpadded(partial(attend, bias=padded_bias, scale=scale), queries, keys),
     }
     is_real = queries.unpad(is_query[..., None].float())
     out_grad = (torch.randn(1, queries.num_tokens, heads * width) * is_real).to(dtype)
@@ -390,9 +387,9 @@ def test_hooks_get_the_gradient_of_a_projection() -> None:
     x, grads = torch.randn(1, 6, 16, requires_grad=True), []
     attention.qkv.register_full_backward_hook(lambda module, inputs, outputs: grads.append(outputs))
     side = Unpadding(torch.Size([2, 3]), None)
-    spec = MaskSpec(Tokens.from_ids(torch.zeros(2, 3).long()).span, causal=True)
+    spec = MaskSpec(Tokens.from_ids(torch.zeros(2, 3).long()), causal=True)
     padded = x.view(2, 3, 16)
-    plan = plan_attention(spec, attention.options, padded, needs_grad=True, unpaddings=(side, side))
+    plan = plan_attention(spec, attention, padded, needs_grad=True, unpaddings=(side, side))
     assert isinstance(plan.attend, Kernel)
     attention(x, plan).sum().backward()
     assert len(grads) == 1
@@ -438,9 +435,9 @@ def test_kernels_are_compiled_once_and_again_where_damaged(
     assert sources == kernels._SOURCES
     assert [*fresh.iterdir()] == [path]
     assert path.stat().st_size > 10_000
-    assert isinstance(kernels._library, ctypes.CDLL)
+    assert isinstance(kernels.loaded, ctypes.CDLL)
     written = path.stat().st_mtime_ns
-    monkeypatch.setattr(kernels, "_library", None)
+    monkeypatch.setattr(kernels, "loaded", None)
     monkeypatch.setattr(kernels, "_build", lambda path: pytest.fail("compiled again"))
     assert kernels.load() == ""
     assert path.stat().st_mtime_ns == written

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from architectures import DECODERS, tiny
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.attention import Attention, CrossAttention, MultiHead
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.attention import Attention, MultiHead
+from heedful.parts.cross_attention import CrossAttention
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.zoo import ARCHITECTURES
 from option_space import EXACT, VOCAB
 
@@ -118,7 +118,7 @@ def test_returned_weights_reproduce_the_output(groups: int, window: int | None) 
     attention = Attention(12, 4, num_kv_heads=groups, window=window, bias=False).double()
     x = torch.randn(3, 150, 12, dtype=torch.float64)
     tokens = Tokens.from_ids(torch.zeros(3, 150, dtype=torch.long), torch.tensor([150, 9, 0]))
-    visible = MaskSpec(tokens.span, causal=True)
+    visible = MaskSpec(tokens, causal=True)
     out, weights = attention(x, visible, return_weights=True)
     assert weights.shape == (3, 4, 150, 150)
     torch.testing.assert_close(out, attention(x, visible), **EXACT)
@@ -146,7 +146,7 @@ def test_weights_equal_torch_multihead_attention() -> None:
     x, memory = (torch.randn(2, size, 12, dtype=torch.float64) for size in (4, 5))
     source = Tokens.from_ids(torch.zeros(2, 5).long(), torch.tensor([5, 2]))
     target = Tokens.from_ids(torch.zeros(2, 4).long())
-    visible = MaskSpec(target.span, source.span, causal=False)
+    visible = MaskSpec(target, source, causal=False)
     out, weights = ours(x, memory, visible, return_weights=True)
     real = source.real
     assert real is not None

@@ -12,8 +12,8 @@ from torch import Tensor
 from architectures import DECODERS, tiny
 from heedful.backends.torch.cached_net import DecodingState
 from heedful.models.encoder_decoder import EncoderDecoder
-from heedful.parts.attention import CrossAttention
 from heedful.parts.cache import Cache
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.tokens import Tokens
 from option_space import (
     MAX_LENGTH,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from heedful.errors import UserError
 from heedful.parts.attend_blocks import Blocks
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from option_space import (
     EXACT,
     SEARCH,
@@ -99,7 +98,7 @@ def test_packed_rows_of_short_texts_use_diagonal_blocks(scheme: str, window: int
         actual.append([states.detach(), *(p.grad.clone() for p in net.decoder.parameters())])
     assert_same(*actual)
     x = net.embedding(parts[1])
-    plans = net.decoder.plans(x, MaskSpec(parts[1].span, causal=True))
+    plans = net.decoder.plans(x, [MaskSpec(parts[1], causal=True)] * 2)
     for plan, _ in plans:
         assert isinstance(plan.attend, Blocks)
         assert len(plan.attend.keys) == 4  # of 420 columns

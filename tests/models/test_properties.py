@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
-from heedful.parts import attend_blocks, attend_products
+from heedful.parts import attend_blocks, attention
 from heedful.parts.attention import MultiHead
-from heedful.parts.positions import LearnedTable, RelativePositionBias
+from heedful.parts.embeddings import LearnedTable
+from heedful.parts.positions import RelativePositionBias
 from heedful.parts.tokens import Tokens, padding_mask
 from heedful.zoo.vaswani2017 import Config, build
 from option_space import (
@@ -107,9 +108,7 @@ def test_training_and_inference_paths_are_equal(net: Any, lengths: list[int], si
         return lambda *args, **kwargs: (called.add(name), function(*args, **kwargs))[1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            attend_products, "attention_weights", spy("eager", attend_products.attention_weights)
-        )
+        patch.setattr(attention, "attend", spy("eager", attention.attend))
         fused = F.scaled_dot_product_attention
         patch.setattr(F, "scaled_dot_product_attention", spy("fused", fused))
         texts = texts_of(lengths)

@@ -19,13 +19,11 @@ from heedful.evaluation.likelihood import batch_loss, target_states
 from heedful.models.adapters import LoRA, add_lora
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Stack
-from heedful.parts.attention import Attention, MultiHead
-from heedful.parts.attention_plans import plan_attention
-from heedful.parts.dropout import Dropout
+from heedful.parts.attention import Attention, MultiHead, plan_attention
 from heedful.parts.losses import LossSum
-from heedful.parts.masks import MaskSpec
 from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions, YarnScaling
-from heedful.parts.tokens import Tokens
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.parts.unpadding import Unpadding
 from heedful.training.step import TrainStep
 from option_space import SEARCH, VOCAB
@@ -161,11 +159,9 @@ def test_attention_of_real_tokens_equals_that_of_padded_rows(
         """The output at real tokens, and the gradients of input and weights."""
         attention = copy.deepcopy(module).to(dtype)
         states = x.detach().to(dtype).requires_grad_()
-        spec = MaskSpec(tokens.span, causal=causal)
+        spec = MaskSpec(tokens, causal=causal)
         unpaddings = (unpadding, unpadding) if skips else None
-        plan = plan_attention(
-            spec, attention.options, states, needs_grad=True, unpaddings=unpaddings
-        )
+        plan = plan_attention(spec, attention, states, needs_grad=True, unpaddings=unpaddings)
         if skips:
             out = attention(unpadding.unpad(states), plan)
         else:

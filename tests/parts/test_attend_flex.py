@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
 
-from heedful.parts import attend_flex, attend_products, attention_plans
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.masks import MaskSpec
+from heedful.parts import attend_flex
+from heedful.parts import attention as attention_module
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.positions import RotaryPositions
-from heedful.parts.tokens import Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 
 D, E, WIDTH = 32, 16, 300
 
@@ -39,7 +40,7 @@ def attention(heads: int, key_heads: int, window: int | None, dropout: float = 0
         position=RotaryPositions(E),
         dropout=dropout,
     ).double()
-    module.uses_flex_attention = True
+    module.preferred_kernel = "flex"
     return module
 
 
@@ -67,14 +68,14 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
     number, window = number_and_window
     key_heads = 1 if causal == number % 2 else 4
     module = attention(4, key_heads, window)
-    spec = MaskSpec(packed_tokens().span, causal=causal)
+    spec = MaskSpec(packed_tokens(), causal=causal)
     expected = outputs_and_gradients(module, spec)
     monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
-    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 0)
     # Its gradient is refused on a CPU, though the uncompiled formula has it.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     x = torch.zeros(3, WIDTH, D, dtype=torch.float64)
-    plan = attention_plans.plan_attention(spec, module.options, x, needs_grad=True)
+    plan = attention_module.plan_attention(spec, module, x, needs_grad=True)
     assert isinstance(plan.attend, attend_flex.Flex)
     for ours, reference in zip(outputs_and_gradients(module, spec), expected, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
@@ -84,11 +85,11 @@ def test_packed_rows_equal_a_full_bias_in_outputs_and_gradients(
 def test_autocast_and_head_norms_have_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     module = attention(2, 1, None).float()
     module.query_norm, module.key_norm = nn.LayerNorm(E), nn.LayerNorm(E)
-    spec = MaskSpec(packed_tokens().span, causal=True)
+    spec = MaskSpec(packed_tokens(), causal=True)
     x = torch.randn(3, WIDTH, D, generator=torch.Generator().manual_seed(1))
     expected = module(x, spec).detach()
     monkeypatch.setattr(attend_flex, "can_skip_blocks", as_on_a_gpu)
-    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 0)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 0)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     with torch.autocast("cpu", torch.bfloat16):
         actual = module(x, spec)
@@ -100,7 +101,7 @@ def test_blocks_of_other_texts_are_left_out() -> None:
     """Three texts of 128 tokens: three blocks of nine are computed."""
     segments = torch.arange(3).repeat_interleave(128)[None]
     tokens = Tokens.from_ids(torch.ones_like(segments), segments=segments)
-    mask = attend_flex.packed_block_mask(MaskSpec(tokens.span, causal=True), None)
+    mask = attend_flex.packed_block_mask(MaskSpec(tokens, causal=True), None)
     assert mask.to_dense()[0, 0].tolist() == torch.eye(3).int().tolist()
 
 
@@ -115,21 +116,21 @@ def test_unsupported_attention_uses_the_other_paths(
     module = attention(2, 2, None, dropout=0.1 if case == "dropout" else 0.0)
     tokens = packed_tokens()
     if case == "uncompiled":
-        module.uses_flex_attention = False
+        module.preferred_kernel = None
     if case == "no segments":
         tokens = Tokens.from_ids(tokens.ids)
     if case == "hooks":
         module.weights_hook.register_forward_hook(lambda *_: None)
     if case == "softcap":
         module.softcap = 5.0
-    spec = MaskSpec(tokens.span, causal=True)
+    spec = MaskSpec(tokens, causal=True)
     if case == "cross":
         module = CrossAttention(D, 2, head_dim=E).double()  # type: ignore[assignment]
-        spec = MaskSpec(tokens.span, Tokens.from_ids(tokens.ids).span, causal=False)
+        spec = MaskSpec(tokens, Tokens.from_ids(tokens.ids), causal=False)
         monkeypatch.undo()
-    plan = attention_plans.plan_attention(
+    plan = attention_module.plan_attention(
         spec,
-        module.options,
+        module,
         torch.zeros(3, WIDTH, D, dtype=torch.float64),
         needs_grad=case != "no gradient",
         returns_weights=case == "weights",
@@ -142,17 +143,16 @@ def test_flex_attention_is_used_for_packed_rows_of_several_blocks_on_gpus(
 ) -> None:
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     tokens = packed_tokens()
-    spec = MaskSpec(tokens.span, causal=True)
+    spec = MaskSpec(tokens, causal=True)
     gpu = torch.device("cuda")
     assert attend_flex.can_skip_blocks(spec, gpu)
     assert not attend_flex.can_skip_blocks(spec, torch.device("cpu"))
-    span = tokens.span
-    short = span.part(range(128))
+    short = Tokens.from_ids(tokens.ids[:, :128], segments=tokens.segments[:, :128])
     for other in (
         MaskSpec(short, short, causal=True),
-        MaskSpec(span, Tokens.from_ids(tokens.ids).span, causal=False),
-        MaskSpec(Tokens.from_ids(tokens.ids).span, causal=True),
-        MaskSpec(span, span, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
+        MaskSpec(tokens, Tokens.from_ids(tokens.ids), causal=False),
+        MaskSpec(Tokens.from_ids(tokens.ids), causal=True),
+        MaskSpec(tokens, causal=True, allowed=torch.ones(1, WIDTH, WIDTH, dtype=torch.bool)),
     ):
         assert not attend_flex.can_skip_blocks(other, gpu)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)

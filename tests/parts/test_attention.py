@@ -14,13 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from heedful.errors import UserError
-from heedful.parts import attend_blocks, attend_products, attention_plans
-from heedful.parts.attend_products import attend, attention_weights
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.attention_plans import plan_attention
-from heedful.parts.masks import MaskSpec
+from heedful.parts import attend_blocks
+from heedful.parts import attention as attention_module
+from heedful.parts.attention import Attention, attend, plan_attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import MaskSpec, Span, Tokens
 from heedful.parts.unpadding import Unpadding
 from option_space import EXACT, SEARCH, SIDES, lengths_of
 
@@ -152,7 +151,7 @@ def test_queries_without_keys_have_zero_outputs_and_gradients(
     eager: bool, cross: bool, empty: list[Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never NaN or uniform weights; all other gradients are as without those rows."""
-    monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: eager)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 10**9 if eager else 0)
     module = attention(H, cross=cross).to(dtype)
     x, memory = (random(B, n, D, seed=n).to(dtype).requires_grad_() for n in (T, S))
     memory_option = memory if cross else None
@@ -245,15 +244,15 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
     x, upstream = random(B, LONG, D, seed=1).requires_grad_(), random(B, LONG, D, seed=2)
     plain_calls: list[Any] = []
     monkeypatch.setattr(
-        attend_products,
-        "attention_weights",
-        lambda *arguments: plain_calls.append(arguments) or attention_weights(*arguments),
+        attention_module,
+        "attend",
+        lambda *inputs, **options: plain_calls.append(inputs) or attend(*inputs, **options),
     )
     actual = []
     for least in (10**9, 1):
-        monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", least)
+        monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", least)
         plain_calls.clear()
-        out = module(x, MaskSpec(tokens.span, causal=causal))
+        out = module(x, MaskSpec(tokens, causal=causal))
         assert bool(plain_calls) is (least > 1)
         leaves = [x, *module.parameters()]
         actual.append([out, *torch.autograd.grad(out, leaves, upstream)])
@@ -265,11 +264,11 @@ def test_long_sequences_train_with_the_fused_kernel_and_equal_gradients(
 def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attend_products, "_FUSED_WEIGHTS", 1)
+    monkeypatch.setattr(attention_module, "_FUSED_WEIGHTS", 1)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     module = attention(H, **options).train()
     tokens = Tokens.from_ids(torch.zeros(B, LONG, dtype=torch.long))
-    module(random(B, LONG, D), MaskSpec(tokens.span, causal=True)).sum().backward()
+    module(random(B, LONG, D), MaskSpec(tokens, causal=True)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
@@ -277,15 +276,12 @@ def test_plain_products_are_used_where_the_fused_kernel_cannot_train(
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_dropout_applies_to_the_weights_in_training_only(
-    eager: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_applies_to_the_weights_in_training_only(eager: bool) -> None:
     """The expectation is the output without dropout; a weight of one key and one head is dropped as
     a whole."""
-    monkeypatch.setattr(attention_plans, "needs_products", lambda *_, **__: eager)
     module, copies = attention(H, dropout=0.3), 20_000
     x = random(1, T, D)
-    with torch.no_grad():
+    with torch.set_grad_enabled(eager):  # the fused kernel computes no gradients of dropout
         expected = call(module, x, None)
         assert torch.equal(expected, call(attention(H), x, None))
         out = call(module.train(), x.expand(copies, -1, -1), None)
@@ -327,7 +323,7 @@ def test_grouped_heads_equal_repeated_heads(
     module = attention(*heads, scheme=scheme)
     full, x = repeated(module), random(2, 6, D, seed=3)
     tokens = Tokens.from_ids(torch.zeros(2, 6, dtype=torch.int64), torch.tensor(lengths), side)
-    visible = MaskSpec(tokens.span, causal=causal)
+    visible = MaskSpec(tokens, causal=causal)
     grouped, item = (m(x, visible) for m in (module, full))
     torch.testing.assert_close(grouped, item, **EXACT)
     with torch.no_grad():
@@ -388,7 +384,7 @@ def test_blocks_of_long_sequences_equal_a_dense_mask(window: int, causal: bool) 
 def _same_as_dense(
     windowed: Any, full: Any, tokens: Tokens, causal: bool, window: int, size: int
 ) -> None:
-    visible, span = MaskSpec(tokens.span, causal=causal), tokens.span
+    visible, span = MaskSpec(tokens, causal=causal), tokens
     distance = span.positions[:, :, None] - span.positions[:, None, :]
     dense = MaskSpec(span, span, causal=causal, allowed=distance.abs() < window)
     x = random(2, tokens.ids.size(1), D)
@@ -439,7 +435,7 @@ def test_memory_writes_of_a_windowed_layer_are_linear_in_the_length(
         tokens = Tokens.from_ids(torch.zeros(1, length, dtype=torch.int64), lengths)
         with _Written() as mode:
             x = torch.randn(1, length, D)
-            module(x, MaskSpec(tokens.span, causal=causal)).sum().backward()
+            module(x, MaskSpec(tokens, causal=causal)).sum().backward()
         totals.append(mode.total)
     assert totals[2] - totals[1] == pytest.approx(2 * (totals[1] - totals[0]), rel=0.01)
 
@@ -484,7 +480,7 @@ def all_paths(module: Any, x: Tensor, memory: Tensor | None, spec: MaskSpec) -> 
             index = span.real.flatten().nonzero()[:, 0]
             sides[id(span)] = Unpadding(states.shape[:2], index)
     queries, others = (sides[id(span)] for span in (spec.queries, spec.keys))
-    plan = plan_attention(spec, module.options, x, needs_grad=True, unpaddings=(queries, others))
+    plan = plan_attention(spec, module, x, needs_grad=True, unpaddings=(queries, others))
     rest = () if memory is None else (others.unpad(memory),)
     outs["unpadded"] = queries.pad(module(queries.unpad(x), *rest, plan))
     return {name: out.detach() for name, out in outs.items()}
@@ -518,10 +514,10 @@ def test_every_path_applies_every_option(
     lengths = torch.tensor([T, 2])
     target = Tokens.from_ids(torch.ones(2, T, dtype=torch.long), lengths, side)
     if not cross:
-        outs = all_paths(module, random(2, T, D), None, MaskSpec(target.span, causal=causal))
+        outs = all_paths(module, random(2, T, D), None, MaskSpec(target, causal=causal))
     else:
         source = Tokens.from_ids(torch.ones(2, S, dtype=torch.long), torch.tensor([3, S]), side)
-        spec = MaskSpec(target.span, source.span, causal=False)
+        spec = MaskSpec(target, source, causal=False)
         outs = all_paths(module, random(2, T, D), random(2, S, D, seed=1), spec)
     real = target.real
     for name, out in outs.items():

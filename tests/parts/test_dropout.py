@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from heedful.kernels import library as kernels
-from heedful.parts.dropout import Dropout, keep_mask, random_levels
+from heedful.parts.residual import Dropout, keep_mask, random_levels
 
 LEVELS = 65_536
 
@@ -42,7 +42,7 @@ def test_the_fraction_of_dropped_levels_is_exact(
 ) -> None:
     """Over all 16-bit numbers, once each, the count is exact."""
     every = torch.arange(-32_768, 32_768).to(torch.int16)
-    monkeypatch.setattr("heedful.parts.dropout.random_levels", lambda seed, count: every)
+    monkeypatch.setattr("heedful.parts.residual.random_levels", lambda seed, count: every)
     with kernels.unused():
         keep, _ = keep_mask(torch.Size([LEVELS]), dropped / LEVELS)
     assert int((keep == 0).sum()) == dropped

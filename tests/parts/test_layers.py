@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts import init
-from heedful.parts.attention import CrossAttention
+from heedful.parts.cross_attention import CrossAttention
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.heads import OutputHead, Scale, tied_linear
-from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PLACEMENTS, SandwichNorm, ZeroCenteredRMSNorm
 from heedful.zoo.vaswani2017 import Config, build
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from heedful.parts.masks import MaskSpec, visible_keys
-from heedful.parts.tokens import Span, Tokens, padding_mask
+from heedful.parts.tokens import MaskSpec, Span, Tokens, padding_mask, visible_keys
 from option_space import SEARCH, SIDES, lengths_of
 
 
@@ -46,7 +45,7 @@ def test_masks_of_padded_and_packed_rows() -> None:
     segments = torch.tensor([[0, 0, 1, 2, 2], [5, 5, 5, 5, 5]])
     tokens = Tokens.from_ids(torch.zeros(2, 5, dtype=torch.int64), segments=segments)
     assert tokens.positions.tolist() == [[0, 1, 0, 0, 1], [0, 1, 2, 3, 4]]
-    mask = visible_keys(tokens.span, tokens.span, causal=False)
+    mask = visible_keys(tokens, tokens, causal=False)
     assert mask is not None
     assert torch.equal(mask, segments[:, :, None] == segments[:, None, :])
     assert visible_keys(*[Span(torch.arange(3)[None])] * 2, causal=False) is None
@@ -85,7 +84,7 @@ def test_the_bias_of_a_block_equals_that_block_of_a_reference(
             and (not causal or distance >= 0)
             and (window is None or abs(distance) < window)
         )
-    spec = MaskSpec(tokens.span, causal=causal)
+    spec = MaskSpec(tokens, causal=causal)
     first, start = (data.draw(st.integers(0, 5)) for _ in range(2))
     bias = spec.bias(torch.float64, window=window, part=(range(first, 6), range(start, 6)))
     assert bias is not None
@@ -112,10 +111,10 @@ def test_the_bias_hides_keys_exactly_without_overflow_in_half_precision(
 
 def test_only_a_plain_causal_mask_uses_the_kernels_own() -> None:
     ids = torch.zeros(2, 4, dtype=torch.int64)
-    assert MaskSpec(Tokens.from_ids(ids).span, causal=True).is_causal_alone
+    assert MaskSpec(Tokens.from_ids(ids), causal=True).is_causal_alone
     lengths = torch.tensor([4, 2])
     # Every query but padding is left of the padding.
-    assert MaskSpec(Tokens.from_ids(ids, lengths).span, causal=True).is_causal_alone
+    assert MaskSpec(Tokens.from_ids(ids, lengths), causal=True).is_causal_alone
     for tokens in (Tokens.from_ids(ids, lengths, "left"), Tokens.from_ids(ids, segments=ids)):
-        assert not MaskSpec(tokens.span, causal=True).is_causal_alone
-    assert not MaskSpec(Tokens.from_ids(ids).span, causal=False).is_causal_alone
+        assert not MaskSpec(tokens, causal=True).is_causal_alone
+    assert not MaskSpec(Tokens.from_ids(ids), causal=False).is_causal_alone

@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.parts.embeddings import TokenEmbedding
-from heedful.parts.positions import LearnedTable, Positions, SinusoidalTable, sinusoidal_table
+from heedful.parts.embeddings import (
+    LearnedTable,
+    Positions,
+    SinusoidalTable,
+    TokenEmbedding,
+    sinusoidal_table,
+)
 from heedful.parts.tokens import Tokens
 
 HALVES, OFFSET = partial(SinusoidalTable, halves=True), partial(LearnedTable, offset=2)

@@ -15,9 +15,9 @@ import heedful.zoo
 from architectures import tiny
 from checked_shapes import check_shapes
 from heedful.errors import UserError
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Tokens
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
+from heedful.parts.tokens import MaskSpec, Tokens
 from option_space import EXACT, VOCAB
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(heedful.parts.__path__))
@@ -61,7 +61,7 @@ def test_a_call_without_a_mask_is_attention_among_all_tokens(
 ) -> None:
     module, x = attention(window=window), states(2, 5)
     tokens = Tokens.from_ids(torch.zeros(2, 5, dtype=torch.long))
-    expected = module(x, MaskSpec(tokens.span, causal=causal))
+    expected = module(x, MaskSpec(tokens, causal=causal))
     torch.testing.assert_close(module(x, causal=causal), expected, **EXACT)
     with torch.no_grad():
         torch.testing.assert_close(module(x, causal=causal), expected, **EXACT)
@@ -117,7 +117,7 @@ def test_a_mask_of_a_wrong_type_or_shape_is_refused(mask: Tensor, message: str) 
 def test_other_wrong_calls_are_refused_in_one_line() -> None:
     tokens = Tokens.from_ids(torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(UserError, match="give it there"):
-        attention()(states(2, 5), MaskSpec(tokens.span, causal=False), causal=True)
+        attention()(states(2, 5), MaskSpec(tokens, causal=False), causal=True)
     narrow = torch.zeros(2, 5, 12, dtype=torch.float64)
     with pytest.raises(UserError, match=r"\(batch, length, 16\), not \(2, 5, 12\)"):
         attention()(narrow)

@@ -23,7 +23,7 @@ from heedful.data import buckets
 from heedful.data.buckets import BatchShape, pad_batch
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
-from heedful.parts import attend_flex, attend_products
+from heedful.parts import attend_flex, attention
 from heedful.parts.tokens import Tokens
 from heedful.tasks import start
 from heedful.training.block_compiler import BlockCompiler
@@ -151,7 +151,7 @@ def packs_rows_by_flex_attention() -> None:
     expected = [[x.clone() for x in gradients(step, batch)] for batch in batches]
     patched = {
         (attend_flex, "can_skip_blocks"): lambda spec, device: True,
-        (attend_products, "_FUSED_WEIGHTS"): 0,
+        (attention, "_FUSED_WEIGHTS"): 0,
         (flex_attention, "_validate_device"): lambda *tensors: None,  # which needs a GPU
     }
     compiler(step.net)

@@ -17,8 +17,9 @@ from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
+from heedful.parts.embeddings import LearnedTable, Positions, SinusoidalTable, TokenEmbedding
 from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import (
     ClassificationHead,
@@ -31,15 +32,12 @@ from heedful.parts.heads import (
 from heedful.parts.init import init_weights
 from heedful.parts.positions import (
     AlibiBias,
-    LearnedTable,
     LinearScaling,
     Llama3Scaling,
     NtkScaling,
-    Positions,
     RelativePositionBias,
     RotaryPositions,
     Scaling,
-    SinusoidalTable,
     YarnScaling,
 )
 from heedful.parts.residual import PLACEMENTS, Norm, NormPlacement, Residual

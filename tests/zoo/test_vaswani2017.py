@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.parts.dropout import Dropout
+from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Tokens, padding_mask
 from heedful.zoo.vaswani2017 import SIZES, Config, build
 from torch_weights import from_torch

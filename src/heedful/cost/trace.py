@@ -117,7 +117,7 @@ def trace_step(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     replace_tensors(step, lambda tensor: FakeTensor(mode, tensor.detach().to("meta"), _CPU))
     if on_accelerator:
-        _leave_out_attention_dropout(step.net)
+        _use_fused_attention(step.net)
     with mode, simulated_device("cuda" if on_accelerator else "cpu"):
         fake = [fake_batch(batch, mode) for batch in batches]
         return count_step(step, fake, settings, precision)
@@ -220,10 +220,11 @@ def replace_tensors(module: nn.Module, replacement: Callable[[Tensor], Tensor]) 
                     table[name] = copy_of(value)
 
 
-def _leave_out_attention_dropout(net: nn.Module) -> None:
+def _use_fused_attention(net: nn.Module) -> None:
     """A fused kernel repeats the random numbers of its dropout, and keeps no tensor of it."""
     for module in net.modules():
         if isinstance(module, MultiHead):
+            module.preferred_kernel = "fused"
             module.dropout.p = 0.0
 
 

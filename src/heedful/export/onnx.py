@@ -17,7 +17,7 @@ from heedful.errors import UserError, describe
 from heedful.export.hf import OnNotice
 from heedful.export.onnx_graphs import Graph, graphs_of
 from heedful.files import as_path, check_new, write_directory, write_json
-from heedful.parts.attend_products import attend
+from heedful.parts.attention import attend
 from heedful.parts.tokens import padding_mask
 from heedful.pipelines import AnyModel, Classifier, Generator, SavedModel
 from heedful.progress import track

@@ -143,7 +143,7 @@ class Reading:
         if isinstance(net, EncoderDecoder):
             source = self.batch("source", rows)
             memory = net.encoder(inputs["source"].expand(rows, -1, -1), source)
-            states = net.decoder(*last, causal=True, memory=memory, source=source.span)
+            states = net.decoder(*last, causal=True, memory=memory, source=source)
         elif isinstance(net, DecoderOnly):
             states = net.decoder(*last, causal=True)
         else:

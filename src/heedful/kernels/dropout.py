@@ -1,8 +1,8 @@
-"""Dropout with a given mask, alone and fused with the operations beside it, with gradients.
+"""Dropout with a given mask, alone and with gradients fused with the operations beside it.
 
 In a small model's training step on a CPU these operations take most of the time outside of
-products: each of them reads and writes all states. Masks are those of `parts/dropout.py`: `keep` is
-1 where an element is kept, else 0, and `scale` is the factor of what is kept.
+products: each of them reads and writes all states. Masks are those of `parts/residual.py`: `keep`
+is 1 where an element is kept, else 0, and `scale` is the factor of what is kept.
 """
 
 from typing import Any
@@ -12,39 +12,14 @@ from jaxtyping import Int16
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.kernels.library import call, can_run, element_type
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+from heedful.kernels.library import call, element_type
 
 
 def apply_mask(x: Tensor, keep: Int16[Tensor, "..."], scale: float) -> Tensor:
-    """x · keep · scale.
-
-    The bits of `x`, read as integers, are multiplied by 0 or 1: on a CPU a product of floats with a
-    bool or integer tensor converts one element at a time.
-    """
-    if can_run(x) and keep.is_contiguous() and keep.shape == x.shape:
-        out = torch.empty_like(x)
-        call("dropout", element_type(x), x, keep, scale, out, x.numel())
-        return out
-    integer = _INTEGERS[x.dtype.itemsize]
-    return (x.view(integer) * keep.to(integer)).view(x.dtype).mul_(scale)
-
-
-class Drop(torch.autograd.Function):
-    """`apply_mask` with a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(keep)
-        ctx.scale = scale
-        return apply_mask(x, keep, scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return apply_mask(grads[0], keep, ctx.scale), None, None
+    """x · keep · scale, by a kernel."""
+    out = torch.empty_like(x)
+    call("dropout", element_type(x), x, keep, scale, out, x.numel())
+    return out
 
 
 class AddDropped(torch.autograd.Function):
@@ -62,7 +37,8 @@ class AddDropped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (keep,) = ctx.saved_tensors
-        return grads[0], apply_mask(grads[0].to(ctx.dtype), keep, ctx.scale), None, None
+        grad = grads[0].to(ctx.dtype).contiguous()
+        return grads[0], apply_mask(grad, keep, ctx.scale), None, None
 
 
 class AddNorm(torch.autograd.Function):

@@ -44,7 +44,7 @@ _PARAMETERS = {
     "attention_forward": "p",
     "attention_backward": "p",
 }
-_library: ctypes.CDLL | None = None
+loaded: ctypes.CDLL | None = None  # by `load`
 _failure = ""  # the reason why there is no library
 _is_unused = False  # in the block of `unused`
 
@@ -54,10 +54,10 @@ def load() -> str:
 
     Returns the reason why that is not possible; "" if they are loaded.
     """
-    global _library, _failure  # noqa: PLW0603
-    if _library is None and not _failure:
+    global loaded, _failure  # noqa: PLW0603
+    if loaded is None and not _failure:
         try:
-            _library = _open()
+            loaded = _open()
         except Exception as error:  # of compilers and linkers, of many types
             _failure = (str(error).strip() or type(error).__name__).splitlines()[0]
     return _failure
@@ -81,7 +81,7 @@ def are_used() -> bool:
 
 def can_run(*tensors: Tensor | None) -> bool:
     """The kernels are loaded and used, and take these tensors, which must be contiguous."""
-    if _library is None or not are_used():
+    if loaded is None or not are_used():
         return False
     return all(
         x is None
@@ -122,8 +122,8 @@ def cross_entropy(
 
 def opened() -> ctypes.CDLL:
     """The loaded kernels."""
-    assert _library is not None
-    return _library
+    assert loaded is not None
+    return loaded
 
 
 def element_type(x: Tensor) -> int:

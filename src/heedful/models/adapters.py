@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from heedful.errors import UserError, format_names
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.feedforward import FeedForward
 from heedful.parts.lora import LoRALinear
 

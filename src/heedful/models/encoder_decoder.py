@@ -11,14 +11,14 @@ from heedful.models.stack import Stack
 from heedful.parts.cache import Cache
 from heedful.parts.embeddings import TokenEmbedding
 from heedful.parts.heads import OutputHead
-from heedful.parts.tokens import PaddingSide, Span, Tokens, check_batch, check_ids
+from heedful.parts.tokens import PaddingSide, Tokens, check_batch, check_ids
 
 
 class Memory(NamedTuple):
-    """An encoded batch of sources: the encoder's states, and their positions and padding."""
+    """An encoded batch of sources: the encoder's states, and their tokens."""
 
     states: Float[Tensor, "B S D"]
-    source: Span
+    source: Tokens
 
 
 class EncoderDecoder(nn.Module):
@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
     def encode(self, source: Tokens) -> Memory:
         """Run the encoder."""
         states = self.encoder(self.src_embedding(source), source)
-        return Memory(states, source.span)
+        return Memory(states, source)
 
     def decode(
         self, target: Tokens, cache: Cache | None = None, *, memory: Memory | None = None
@@ -113,8 +113,8 @@ class EncoderDecoder(nn.Module):
             capacity: slots for target tokens of each source, which its branches share.
             branches: rows of each source.
         """
-        states, span = self.encode(source)
+        states, _ = self.encode(source)
         attentions: Any = [block.cross_attention.sublayer for block in self.decoder.blocks]  # type: ignore[union-attr]
         projected = [attention.project_memory(states) for attention in attentions]
         cache = Cache.empty(self.decoder.cache_layers, states.size(0), capacity, branches, states)
-        return replace(cache, cross=projected, source_real=span.real)
+        return replace(cache, cross=projected, source_real=source.real)

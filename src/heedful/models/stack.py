@@ -9,14 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from heedful.parts.attend_products import AttentionOptions
-from heedful.parts.attention_plans import AttentionPlan, plan_attention
+from heedful.parts.attention import AttentionPlan, plan_attention
 from heedful.parts.cache import Cache, LayerCache, LayerShape
 from heedful.parts.helpers import has_hooks, kernel_device
 from heedful.parts.joined_cache import JoinedCache, JoinedLayer
-from heedful.parts.masks import MaskSpec
 from heedful.parts.residual import Residual
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.parts.unpadding import Unpadding
 
 
@@ -100,7 +98,7 @@ class Stack(nn.Module):
         *,
         causal: bool = False,
         memory: Float[Tensor, "N S D"] | None = None,
-        source: Span | None = None,
+        source: Tokens | None = None,
         cache: Cache | JoinedCache | None = None,
     ) -> Float[Tensor, "N T D"]:
         """States (N, T, D) after all blocks.
@@ -109,43 +107,45 @@ class Stack(nn.Module):
             x: embeddings.
             tokens: the tokens of `x`.
             causal: hide the tokens after each one; with a cache this is always so.
-            memory, source: states of the encoder, and their positions and padding; with
-                cross-attention, without a cache.
+            memory, source: states of the encoder, and their tokens; with cross-attention, without a
+                cache.
             cache: keys and values of the tokens before; those of `x` are written to it.
         """
-        cross_mask = None
-        layers: Sequence[LayerCache | JoinedLayer] | None = None
-        self_mask: MaskSpec | list[MaskSpec]
-        shape = x.shape
         if cache is not None:
-            layers, self_mask, cross_mask = cache.begin(tokens)
-            x = x.reshape(cache.num_sources, -1, x.size(-1))
-        else:
-            self_mask = MaskSpec(tokens.span, causal=causal)
-            if source is not None:
-                cross_mask = MaskSpec(tokens.span, source, causal=False)
+            return self._decode(x, tokens, cache)
+        self_mask = MaskSpec(tokens, causal=causal)
+        cross_mask = None if source is None else MaskSpec(tokens, source, causal=False)
         unpaddings = None
-        if self.skips_padding and self.training and cache is None:
+        if self.skips_padding and self.training:
             unpaddings = self._unpaddings(x, tokens, memory, source)
-        plans = self.plans(x, self_mask, cross_mask, unpaddings)
+        plans = self.plans(x, [self_mask] * len(self.blocks), cross_mask, unpaddings)
         if unpaddings is not None:
             x = unpaddings[0].unpad(x)
             memory = None if memory is None else unpaddings[1].unpad(memory)
-        # With a cache a block must not run twice: it writes to the cache.
-        is_checkpointed = (
-            self.activation_checkpointing and cache is None and torch.is_grad_enabled()
-        )
-        compiled = self.compiled_block if self.training and cache is None else None
-        for index, (block, plan) in enumerate(zip(self.blocks, plans, strict=True)):
-            layer = None if layers is None else layers[index]
+        is_checkpointed = self.activation_checkpointing and torch.is_grad_enabled()
+        compiled = self.compiled_block if self.training else None
+        for block, (self_plan, cross_plan) in zip(self.blocks, plans, strict=True):
             run: Callable[..., Tensor] = block if compiled is None else partial(compiled, block)
-            inputs = x, plan[0], memory, plan[1], layer
+            inputs = x, self_plan, memory, cross_plan
             x = checkpoint(run, *inputs, use_reentrant=False) if is_checkpointed else run(*inputs)
         x = self.final_dropout(self.final_norm(x))
-        return x.view(shape) if unpaddings is None else unpaddings[0].pad(x)
+        return x if unpaddings is None else unpaddings[0].pad(x)
+
+    def _decode(
+        self, x: Tensor, tokens: Tokens, cache: Cache | JoinedCache
+    ) -> Float[Tensor, "N T D"]:
+        """`forward` with a cache, to which each block writes: it must not run twice."""
+        shape = x.shape
+        layers, self_masks, cross_mask = cache.begin(tokens)
+        x = x.reshape(cache.num_sources, -1, x.size(-1))
+        plans = self.plans(x, self_masks, cross_mask)
+        for block, plan, layer in zip(self.blocks, plans, layers, strict=True):
+            x = block(x, plan[0], None, plan[1], layer)
+        out: Tensor = self.final_dropout(self.final_norm(x))
+        return out.view(shape)
 
     def _unpaddings(
-        self, x: Tensor, tokens: Tokens, memory: Tensor | None, source: Span | None
+        self, x: Tensor, tokens: Tokens, memory: Tensor | None, source: Tokens | None
     ) -> tuple[Unpadding, Unpadding] | None:
         """The unpadding of the states and of the memory (without one: again of the states).
 
@@ -157,12 +157,12 @@ class Stack(nn.Module):
             return None
         if any(has_hooks(attention.weights_hook) for attention in self._attentions()):
             return None
-        sides = [(x, tokens.span)]
+        sides = [(x, tokens)]
         if memory is not None and source is not None:
             sides.append((memory, source))
-        if any(span.real is not None and span.real_index is None for _, span in sides):
+        if any(side.real is not None and side.real_index is None for _, side in sides):
             return None
-        unpaddings = [Unpadding(states.shape[:2], span.real_index) for states, span in sides]
+        unpaddings = [Unpadding(states.shape[:2], side.real_index) for states, side in sides]
         if not all(unpadding.num_tokens for unpadding in unpaddings):
             return None
         return unpaddings[0], unpaddings[-1]
@@ -177,7 +177,7 @@ class Stack(nn.Module):
     def plans(
         self,
         x: Float[Tensor, "N T D"],
-        self_mask: MaskSpec | Sequence[MaskSpec],
+        self_masks: Sequence[MaskSpec],
         cross_mask: MaskSpec | None = None,
         unpaddings: tuple[Unpadding, Unpadding] | None = None,
     ) -> list[tuple[AttentionPlan, AttentionPlan | None]]:
@@ -188,36 +188,23 @@ class Stack(nn.Module):
 
         Args:
             x: embeddings.
-            self_mask: for self-attention, one for all blocks or one for each.
+            self_masks: for self-attention, of each block; of layers with one window they are equal.
             cross_mask: for cross-attention; None: without it.
             unpaddings: of the states and of the memory; None: they are padded.
         """
         needs_grad = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
-        if isinstance(self_mask, MaskSpec):
-            self_mask = [self_mask] * len(self.blocks)
-        made: dict[Any, AttentionPlan] = {}
+        both = unpaddings and (unpaddings[0], unpaddings[0])
+        plan_self = partial(plan_attention, x=x, needs_grad=needs_grad, unpaddings=both, made={})
+        plan_cross = partial(plan_self, unpaddings=unpaddings, made={})
         plans: list[tuple[AttentionPlan, AttentionPlan | None]] = []
-        for block, block_mask in zip(self.blocks, self_mask, strict=True):
-            pair: list[Any] = []
-            for residual, spec in (
-                (block.self_attention, block_mask),
-                (block.cross_attention, cross_mask),
-            ):
-                if residual is None or spec is None:
-                    pair.append(None)
-                    continue
-                is_cross = spec is cross_mask
-                options: AttentionOptions = residual.sublayer.options  # type: ignore[union-attr, assignment]
-                key = is_cross, options
-                if key not in made:
-                    sides = unpaddings and (unpaddings[0], unpaddings[is_cross])
-                    made[key] = plan_attention(
-                        spec, options, x, needs_grad=needs_grad, unpaddings=sides
-                    )
-                pair.append(made[key])
-            plans.append((pair[0], pair[1]))
+        block: Any
+        for block, self_mask in zip(self.blocks, self_masks, strict=True):
+            self_plan, cross_plan = plan_self(self_mask, block.self_attention.sublayer), None
+            if cross_mask is not None and block.cross_attention is not None:
+                cross_plan = plan_cross(cross_mask, block.cross_attention.sublayer)
+            plans.append((self_plan, cross_plan))
         return plans
 
     @property

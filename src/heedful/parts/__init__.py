@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING
 from heedful.extras import lazily
 
 if TYPE_CHECKING:
-    from heedful.parts.attend_products import attend
-    from heedful.parts.attention import Attention, CrossAttention
+    from heedful.parts.attention import Attention, attend
     from heedful.parts.cache import Cache
-    from heedful.parts.dropout import Dropout
-    from heedful.parts.embeddings import TokenEmbedding
+    from heedful.parts.cross_attention import CrossAttention
+    from heedful.parts.embeddings import LearnedTable, SinusoidalTable, TokenEmbedding
     from heedful.parts.experts import Experts, balance_loss
     from heedful.parts.feedforward import FeedForward
     from heedful.parts.heads import (
@@ -45,26 +44,24 @@ if TYPE_CHECKING:
     )
     from heedful.parts.init import init_weights, normal, xavier
     from heedful.parts.losses import cross_entropy, head_loss
-    from heedful.parts.masks import MaskSpec
     from heedful.parts.positions import (
         AlibiBias,
-        LearnedTable,
         LinearScaling,
         Llama3Scaling,
         NtkScaling,
         RelativePositionBias,
         RotaryPositions,
-        SinusoidalTable,
         YarnScaling,
     )
     from heedful.parts.residual import (
+        Dropout,
         OutputNorm,
         PostNorm,
         PreNorm,
         SandwichNorm,
         ZeroCenteredRMSNorm,
     )
-    from heedful.parts.tokens import Tokens
+    from heedful.parts.tokens import MaskSpec, Tokens
 
 __all__ = [  # noqa: RUF022
     "Attention",
@@ -108,11 +105,10 @@ if not TYPE_CHECKING:
     __getattr__ = lazily(
         __name__,
         {
-            "attend_products": ("attend",),
-            "attention": ("Attention", "CrossAttention"),
+            "attention": ("Attention", "attend"),
             "cache": ("Cache",),
-            "dropout": ("Dropout",),
-            "embeddings": ("TokenEmbedding",),
+            "cross_attention": ("CrossAttention",),
+            "embeddings": ("LearnedTable", "SinusoidalTable", "TokenEmbedding"),
             "experts": ("Experts", "balance_loss"),
             "feedforward": ("FeedForward",),
             "heads": (
@@ -121,15 +117,15 @@ if not TYPE_CHECKING:
             ),
             "init": ("init_weights", "normal", "xavier"),
             "losses": ("cross_entropy", "head_loss"),
-            "masks": ("MaskSpec",),
             "positions": (
-                *("AlibiBias", "LearnedTable", "LinearScaling", "Llama3Scaling", "NtkScaling"),
-                *("RelativePositionBias", "RotaryPositions", "SinusoidalTable", "YarnScaling"),
+                *("AlibiBias", "LinearScaling", "Llama3Scaling", "NtkScaling"),
+                *("RelativePositionBias", "RotaryPositions", "YarnScaling"),
             ),
             "residual": (
-                *("OutputNorm", "PostNorm", "PreNorm", "SandwichNorm", "ZeroCenteredRMSNorm"),
+                *("Dropout", "OutputNorm", "PostNorm", "PreNorm", "SandwichNorm"),
+                "ZeroCenteredRMSNorm",
             ),
-            "tokens": ("Tokens",),
+            "tokens": ("MaskSpec", "Tokens"),
         },
     )
 

@@ -11,30 +11,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.parts.attend_products import Attend
-from heedful.parts.dropout import Dropout
-from heedful.parts.masks import MaskSpec
+from heedful.parts.attend_options import Attend
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec
 
 # Least number of queries in a block: with fewer, the loop dominates.
 _LOCAL_QUERIES = 128
 
 
-def diagonal_blocks(spec: MaskSpec, window: int | None) -> Sequence[tuple[range, range] | None]:
+def diagonal_blocks(mask: MaskSpec, window: int | None) -> list[tuple[range, range] | None]:
     """Columns of the queries of each block and of the keys that they reach; None: all columns."""
     reach = window
-    if (longest := spec.queries.longest_text) is not None:
+    if (longest := mask.queries.longest_text) is not None:
         reach = longest if reach is None else min(reach, longest)
-    total = spec.queries.positions.size(1)
+    total = mask.queries.positions.size(1)
     # An exported graph has a variable length, but a fixed number of blocks.
-    if reach is None or not spec.is_self_attention or torch.compiler.is_exporting():
+    if reach is None or not mask.is_self_attention or torch.compiler.is_exporting():
         return [None]
     size = max(reach, _LOCAL_QUERIES)
     if total <= size:
         return [None]
-    parts = []
+    parts: list[tuple[range, range] | None] = []
     for start in range(0, total, size):
         queries = range(start, min(start + size, total))
-        stop = queries.stop if spec.causal else min(total, queries.stop + reach - 1)
+        stop = queries.stop if mask.causal else min(total, queries.stop + reach - 1)
         parts.append((queries, range(max(0, start - reach + 1), stop)))
     return parts
 
@@ -66,8 +66,16 @@ class Blocks:
             query.split(self.size, dim=2), self.keys, self.attends, strict=True
         ):
             reached = slice_pieces(keys, columns), slice_pieces(values, columns)
-            heads.append(attend(part, *reached, dropout)[0])
+            heads.append(attend(part, *reached, dropout=dropout)[0])
         return torch.cat(heads, dim=2), None
+
+
+def join_blocks(parts: Sequence[tuple[range, range] | None], attends: Sequence[Attend]) -> Attend:
+    """The attention whose `diagonal_blocks` are computed by `attends`."""
+    blocks = [part for part in parts if part is not None]
+    if not blocks:
+        return attends[0]
+    return Blocks(len(blocks[0][0]), tuple(keys for _, keys in blocks), tuple(attends))
 
 
 def slice_pieces(pieces: Sequence[Tensor], columns: range) -> Tensor:

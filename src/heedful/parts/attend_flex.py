@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.parts.attend_products import AttentionOptions
-from heedful.parts.dropout import Dropout
-from heedful.parts.masks import MaskSpec
+from heedful.parts.attend_options import AttentionOptions
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -29,7 +29,8 @@ def can_use_flex(spec: MaskSpec, options: AttentionOptions, device: torch.device
     shapes, does not use it.
     """
     is_plain = options.position_scores is None and not options.drops
-    return options.uses_flex and is_plain and can_skip_blocks(spec, device)
+    is_preferred = options.preferred_kernel == "flex"
+    return is_preferred and is_plain and can_skip_blocks(spec, device)
 
 
 def can_skip_blocks(spec: MaskSpec, device: torch.device) -> bool:

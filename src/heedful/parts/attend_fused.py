@@ -1,5 +1,6 @@
 """Attention by torch's fused kernels, which never form the weights: the default."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -9,12 +10,47 @@ from torch import Tensor
 from torch.backends import cuda
 from torch.nn import functional as F
 
-from heedful.parts.attend_products import fold_queries, unfold_heads
-from heedful.parts.dropout import Dropout
+from heedful.parts.attend_blocks import join_blocks
+from heedful.parts.attend_flex import Flex, can_use_flex, packed_block_mask
+from heedful.parts.attend_options import (
+    Attend,
+    AttentionOptions,
+    fold_queries,
+    query_type,
+    unfold_heads,
+)
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec
 
 # Up to this number of keys the kernel of xFormers takes half to two thirds of the time of those of
 # cuDNN and FlashAttention, of which torch prefers one (measured on an H200).
 _SHORT = 64
+
+
+def choose_fused(
+    mask: MaskSpec,
+    options: AttentionOptions,
+    parts: Sequence[tuple[range, range] | None],
+    x: Tensor,
+    *,
+    needs_grad: bool,
+) -> Attend:
+    """The kernel's causal mask if it is enough, FlexAttention, or a bias.
+
+    Args:
+        parts: `diagonal_blocks`.
+        x: states of the pass.
+    """
+    scheme, window, repeats = options.position_scores, options.window, options.repeats
+    if mask.is_causal_alone and scheme is None and window is None:
+        return Fused(None, True, options.scale, repeats)
+    if needs_grad and can_use_flex(mask, options, x.device):
+        return Flex(packed_block_mask(mask, window), options.scale)
+    computations = []
+    for part in parts:
+        bias = mask.bias(query_type(x), scheme=scheme, window=window, repeats=repeats, part=part)
+        computations.append(Fused(bias, False, options.scale, repeats))
+    return join_blocks(parts, computations)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Attention of short texts in a training step on a CPU, by a kernel (`kernels/attention.py`).
+"""Attention of real tokens as one row, as `Stack.skips_padding` passes them to the blocks.
 
-It takes the real tokens as one row, as `Stack.skips_padding` passes them to the blocks.
+Short texts are computed by a kernel (`kernels/attention.py`), other ones padded again.
 """
 
 import math
@@ -12,33 +12,40 @@ from torch import Tensor
 
 from heedful.kernels import attention as kernel
 from heedful.kernels import library as kernels
-from heedful.parts.attend_products import AttentionOptions
-from heedful.parts.dropout import Dropout, keep_mask
+from heedful.parts.attend_options import Attend, AttentionOptions, query_type
+from heedful.parts.residual import Dropout, keep_mask
+from heedful.parts.tokens import MaskSpec
 from heedful.parts.unpadding import Unpadding
 
 _KERNEL_WEIGHTS = 64 * 64  # of a head: with more, products in the type of the states are faster
 
 
-def can_use_kernel(
-    options: AttentionOptions, queries: Unpadding, keys: Unpadding, x: Tensor, dtype: torch.dtype
-) -> bool:
-    """True where the kernel runs, and is faster than plain products: its products are in float32.
+def choose_kernel(
+    mask: MaskSpec, options: AttentionOptions, unpaddings: tuple[Unpadding, Unpadding], x: Tensor
+) -> "Kernel | None":
+    """The kernel if it runs, and is faster than plain products: its products are in float32.
 
     Args:
+        unpaddings: of queries and of keys.
         x: states of the pass.
-        dtype: of queries, keys and values.
     """
-    size = options.repeats * queries.shape[1] * keys.shape[1]
-    scores = options.position_scores
-    return (
-        size <= _KERNEL_WEIGHTS
+    queries, keys = unpaddings
+    scheme, window, repeats = options.position_scores, options.window, options.repeats
+    can_run = (
+        repeats * queries.shape[1] * keys.shape[1] <= _KERNEL_WEIGHTS
         and options.softcap is None
-        and (scores is None or not any(p.requires_grad for p in scores.parameters()))
-        and dtype in kernels.ELEMENT_TYPES
+        and (scheme is None or not any(p.requires_grad for p in scheme.parameters()))
+        and query_type(x) in kernels.ELEMENT_TYPES
         and kernels.can_run(x.new_empty(0))
         and queries.texts is not None
         and keys.texts is not None
     )
+    if not can_run:
+        return None
+    bias = None
+    if scheme is not None or window is not None or not mask.hides_padding_alone:
+        bias = mask.bias(torch.float32, scheme=scheme, window=window, repeats=repeats)
+    return Kernel(queries, keys, bias, options.scale, repeats)
 
 
 @dataclass(frozen=True)
@@ -78,3 +85,24 @@ class Kernel:
         options = kernel.Options(texts, other, self.bias, scale)
         heads = kernel.attention(q, k, v, options, keep, keep_scale)
         return heads.transpose(0, 1)[None], None
+
+
+@dataclass(frozen=True)
+class Unpadded:
+    """Attention of padded states for states of real tokens only."""
+
+    attend: Attend
+    queries: Unpadding
+    keys: Unpadding
+
+    def __call__(
+        self,
+        query: Float[Tensor, "1 H N E"],
+        key: Float[Tensor, "1 G S E"],
+        value: Float[Tensor, "1 G S E"],
+        dropout: Dropout,
+    ) -> tuple[Float[Tensor, "1 H N E"], None]:
+        sides = (self.queries, query), (self.keys, key), (self.keys, value)
+        q, k, v = (side.pad(x.transpose(1, 2)).transpose(1, 2) for side, x in sides)
+        heads, _ = self.attend(q, k, v, dropout=dropout)
+        return self.queries.unpad(heads.transpose(1, 2)).transpose(1, 2), None

@@ -1,21 +1,54 @@
-"""Self-attention and cross-attention with several heads."""
+"""Self-attention with several heads, the plan of a pass, and the formula (`attend`).
 
-from typing import Any
+A plan is made before the blocks of a stack run: equal layers share its mask and rotation, and no
+layer computes them again where its activations are checkpointed. The computations in `attend_*.py`
+are equal to the formula but for the order of sums.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from heedful.errors import UserError
-from heedful.parts.attend_products import AttentionOptions, zero_hidden_queries
-from heedful.parts.attention_plans import AttentionPlan, plan_attention
+from heedful.parts.attend_blocks import diagonal_blocks, join_blocks
+from heedful.parts.attend_fused import choose_fused
+from heedful.parts.attend_kernel import Kernel, Unpadded, choose_kernel
+from heedful.parts.attend_options import (
+    Attend,
+    AttentionOptions,
+    PreferredKernel,
+    fold_queries,
+    unfold_heads,
+)
 from heedful.parts.cache import LayerCache
-from heedful.parts.dropout import Dropout
-from heedful.parts.helpers import check_positive, has_hooks
-from heedful.parts.joined_cache import JoinedLayer
-from heedful.parts.masks import MaskSpec
-from heedful.parts.positions import RotaryPositions, rotate
-from heedful.parts.tokens import Span
+from heedful.parts.helpers import check_positive
+from heedful.parts.joined_cache import Joined, JoinedLayer, JoinedMask
+from heedful.parts.positions import RotaryPositions, Rotation, rotate
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec, Span
+from heedful.parts.unpadding import Unpadding
+
+# Attention weights of a head from which on the fused kernel trains faster on a CPU (docs/log.md).
+_FUSED_WEIGHTS = 256 * 256
+
+
+class AttentionPlan(NamedTuple):
+    """The computation of an attention module in one pass.
+
+    Attributes:
+        attend: heads from queries, keys and values.
+        rotation: of queries and keys (#B, T, H, E), before `attend`; None: no rotary positions.
+        has_key: False for queries without a visible key; None: every query has one.
+    """
+
+    attend: Attend
+    rotation: Rotation | None
+    has_key: Bool[Tensor, "#B #T"] | None
 
 
 class MultiHead(nn.Module):
@@ -44,6 +77,9 @@ class MultiHead(nn.Module):
             replaces them. In a cached step with W branches the shape is (B, H, W · T, K), with K
             slots of the cache. Weights are formed (with a window: the whole matrix) only while it
             has hooks.
+        preferred_kernel: for training: `flex` where it is possible, if it is compiled
+            (`training/block_compiler.py`); `fused` also on a CPU, if a step is traced as on a GPU
+            (`cost/trace.py`).
 
     Raises:
         UserError: `num_heads` does not divide `d_model` (without `head_dim`), or `num_kv_heads`
@@ -85,23 +121,7 @@ class MultiHead(nn.Module):
         self.weights_hook = nn.Identity()
         self.out = nn.Linear(num_heads * self.head_dim, d_model, bias=out_bias)
         self.dropout = Dropout(dropout)
-        self.uses_flex_attention = False  # set for compiled training (`training/block_compiler.py`)
-
-    @property
-    def options(self) -> AttentionOptions:
-        """The settings of this module that `plan_attention` reads."""
-        rotary = self.position if isinstance(self.position, RotaryPositions) else None
-        return AttentionOptions(
-            repeats=self.num_heads // self.num_kv_heads,
-            scale=self.scale,
-            window=self.window,
-            softcap=self.softcap,
-            rotary=rotary,
-            position_scores=self.position if rotary is None else None,
-            drops=self.training and self.dropout.p > 0,
-            hook=self.weights_hook if has_hooks(self.weights_hook) else None,
-            uses_flex=self.uses_flex_attention,
-        )
+        self.preferred_kernel: PreferredKernel | None = None
 
     def plan(
         self,
@@ -143,9 +163,7 @@ class MultiHead(nn.Module):
         needs_grad = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in self.parameters())
         )
-        return plan_attention(
-            mask, self.options, x, needs_grad=needs_grad, returns_weights=returns_weights
-        )
+        return plan_attention(mask, self, x, needs_grad=needs_grad, returns_weights=returns_weights)
 
     def project_heads(
         self, heads: Float[Tensor, "B H T E"], has_key: Bool[Tensor, "#B #T"] | None
@@ -241,7 +259,7 @@ class Attention(MultiHead):
         value = value.transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value)
-        heads, weights = plan.attend(query, key, value, self.dropout)
+        heads, weights = plan.attend(query, key, value, dropout=self.dropout)
         out = self.project_heads(heads, plan.has_key)
         if not return_weights:
             return out
@@ -249,81 +267,169 @@ class Attention(MultiHead):
         return out, zero_hidden_queries(weights, plan.has_key)
 
 
-class CrossAttention(MultiHead):
-    """Attention from a target to a source.
-
-    `q` (H·E, D) projects the target to queries, `kv` (2·G·E, D) the source to keys and values.
+def plan_attention(
+    mask: MaskSpec,
+    attention: MultiHead,
+    x: Float[Tensor, "N T D"],
+    *,
+    needs_grad: bool,
+    returns_weights: bool = False,
+    unpaddings: tuple[Unpadding, Unpadding] | None = None,
+    made: dict[AttentionOptions, AttentionPlan] | None = None,
+) -> AttentionPlan:
+    """The plan of one pass.
 
     Args:
-        bias: bias of both matrices.
-        options: see `MultiHead`; no window, and no rotary positions: positions of a source and of
-            a target are those of different texts.
-
-    Raises:
-        UserError: a window or rotary positions; as in `MultiHead`.
-
-    >>> attention = CrossAttention(16, 2)
-    >>> target, source = torch.randn(3, 5, 16), torch.randn(3, 7, 16)
-    >>> attention(target, source).shape
-    torch.Size([3, 5, 16])
+        mask: keys that each query may attend to.
+        x: any padded states of the pass, for their type and device.
+        needs_grad: the pass needs gradients.
+        returns_weights: the attention weights will be returned.
+        unpaddings: the states of queries and of keys are those of their real tokens, as one row
+            (`Stack.skips_padding`); None: the states are padded.
+        made: plans of the layers before under the same mask: one of equal settings is returned, a
+            new one is added.
     """
+    rotary = attention.position if isinstance(attention.position, RotaryPositions) else None
+    hook = attention.weights_hook
+    options = AttentionOptions(
+        repeats=attention.num_heads // attention.num_kv_heads,
+        scale=attention.scale,
+        window=attention.window,
+        softcap=attention.softcap,
+        rotary=rotary,
+        position_scores=attention.position if rotary is None else None,
+        drops=attention.training and attention.dropout.p > 0,
+        hook=hook if hook._forward_hooks or hook._forward_pre_hooks else None,
+        preferred_kernel=attention.preferred_kernel,
+    )
+    if made is not None and options in made:
+        return made[options]
+    rest: Any = {"needs_grad": needs_grad, "returns_weights": returns_weights}
+    computation: Attend
+    if isinstance(mask, JoinedMask):
+        computation = Joined([_choose(m, options, x, **rest) for m in mask.parts], mask.sizes)
+    else:
+        computation = _choose(mask, options, x, **rest, unpaddings=unpaddings)
+    positions, has_key = mask.queries.positions, mask.has_key
+    if unpaddings is not None:
+        queries, keys = unpaddings
+        if not isinstance(computation, Kernel):
+            computation = Unpadded(computation, queries, keys)
+        positions = queries.unpad(positions.expand(queries.shape))
+        if queries is keys:
+            has_key = None  # the query itself is visible
+        elif has_key is not None:
+            has_key = queries.unpad(has_key.expand(queries.shape))
+    rotation = None
+    if rotary is not None:
+        cos, sin, layout = rotary(positions)
+        rotation = Rotation(cos.transpose(1, 2), sin.transpose(1, 2), layout)
+    plan = AttentionPlan(computation, rotation, has_key)
+    if made is not None:
+        made[options] = plan
+    return plan
 
-    def __init__(self, d_model: int, num_heads: int, *, bias: bool = True, **options: Any) -> None:
-        super().__init__(d_model, num_heads, **options)
-        if self.window is not None:
-            raise UserError("cross-attention has no window: leave out window")
-        if isinstance(self.position, RotaryPositions):
-            raise UserError(
-                "cross-attention has no rotary positions; leave out position, or give a scheme "
-                "that adds to the scores (parts/positions.py)"
-            )
-        self.q = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
-        self.kv = nn.Linear(d_model, 2 * self.num_kv_heads * self.head_dim, bias=bias)
-        # Initialized like parts of one matrix, as in self-attention (`parts/init.py`).
-        joint_rows: Any = self.q.out_features + self.kv.out_features
-        self.q.joint_rows = self.kv.joint_rows = joint_rows
 
-    def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S D"] | None = None,
-        mask: MaskSpec | AttentionPlan | Tensor | None = None,
-        *,
-        projected: Float[Tensor, "B both S E"] | None = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """Attention output (B, T, D); zero where no key is visible.
+def _choose(
+    mask: MaskSpec,
+    options: AttentionOptions,
+    x: Tensor,
+    *,
+    needs_grad: bool,
+    returns_weights: bool,
+    unpaddings: tuple[Unpadding, Unpadding] | None = None,
+) -> Attend:
+    """The formula where it is needed or faster, otherwise a fused kernel.
 
-        Args:
-            memory: encoder states of the source.
-            mask: source tokens that each target token may attend to: as in `Attention.forward`,
-                (T, S) or (B, T, S). Default: all.
-            projected: keys and values of the source by `project_memory`, in place of `memory`.
-            return_weights: as in `Attention.forward`; the weights are (B, H, T, S).
+    It is needed where the weights are read, and for capped scores. In training on a CPU the fused
+    kernel has no backward pass with dropout or for a trained bias, and a slow one for short
+    sequences in 16 bits.
+    """
+    needs_formula = options.softcap is not None
+    parts: list[tuple[range, range] | None] = [None]  # columns of queries and of keys; None: all
+    if returns_weights or options.hook is not None:
+        needs_formula = True
+    elif options.window is not None or mask.queries.longest_text is not None:
+        parts = diagonal_blocks(mask, options.window)
+    trains_on_cpu = needs_grad and x.device.type == "cpu" and options.preferred_kernel != "fused"
+    if trains_on_cpu and not needs_formula:
+        sides, block = (mask.queries, mask.keys), parts[0]
+        rows, reach = map(len, block) if block else (s.positions.size(1) for s in sides)
+        is_short = rows * reach < _FUSED_WEIGHTS
+        needs_formula = options.drops or options.position_scores is not None or is_short
+    if not needs_formula:
+        return choose_fused(mask, options, parts, x, needs_grad=needs_grad)
+    if unpaddings is not None and parts[0] is None:
+        kernel = choose_kernel(mask, options, unpaddings, x)
+        if kernel is not None:
+            return kernel
+    hook = None if options.hook is None else partial(_call_hook, options.hook, mask.has_key)
+    formula = partial(attend, scale=options.scale, softcap=options.softcap, hook=hook)
+    scheme, window, repeats = options.position_scores, options.window, options.repeats
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    computations = []
+    for part in parts:
+        bias = mask.bias(dtype, scheme=scheme, window=window, repeats=repeats, part=part)
+        computations.append(partial(formula, bias=bias))
+    return computations[0] if parts[0] is None else join_blocks(parts, computations)
 
-        Raises:
-            UserError: neither `memory` nor `projected` is given, the width is not D, or `mask` has
-                another type or shape.
-        """
-        keys = memory if projected is None else projected
-        if keys is None:
-            raise UserError("cross-attention needs `memory`, the states of the source")
-        if projected is None and keys.size(0) != x.size(0):
-            raise UserError(f"memory has {keys.size(0)} rows, but x has {x.size(0)}")
-        plan = mask
-        if not isinstance(plan, AttentionPlan):
-            plan = self.plan(plan, x, keys, causal=False, returns_weights=return_weights)
-        if projected is None:
-            projected = self.project_memory(keys)
-        query = self.q(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        key, value = projected.chunk(2, dim=1)
-        heads, weights = plan.attend(query, key, value, self.dropout)
-        out = self.project_heads(heads, plan.has_key)
-        if not return_weights:
-            return out
-        assert weights is not None, "weights are returned for a mask, not for a plan"
-        return out, zero_hidden_queries(weights, plan.has_key)
 
-    def project_memory(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B both S E"]:
-        """Keys and then values of a source; in decoding they are computed once."""
-        return self.kv(memory).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+def attend(
+    query: Float[Tensor, "B H T E"],
+    key: Float[Tensor, "B G K E"],
+    value: Float[Tensor, "B G K E"],
+    bias: Float[Tensor, "#B #G #rT K"] | None = None,
+    dropout: nn.Module | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    *,
+    hook: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Float[Tensor, "B H T E"], Float[Tensor, "B H T K"]]:
+    """softmax(scale · QKᵀ + bias) V, and the weights (Vaswani et al. 2017, eq. 1).
+
+    The softmax runs in fp32 at least; the weights are returned before dropout. A query without a
+    visible key gets equal weights, so that nothing is NaN; `Attention` then zeroes its output.
+
+    Args:
+        key, value: of G heads, each shared by H / G adjacent query heads.
+        bias: `MaskSpec.bias`, in fp32 at least, for the queries of a key head side by side.
+        scale: default 1 / √E.
+        softcap: scores s are replaced by softcap · tanh(s / softcap) before the bias is added
+            (Gemma 2); default: no cap.
+        hook: function of the weights (B, H, T, K), applied before dropout; default: none.
+
+    >>> query, key, value = (torch.ones(1, 2, n, 8) for n in (3, 5, 5))
+    >>> output, weights = attend(query, key, value)
+    >>> output.shape, weights.shape
+    (torch.Size([1, 2, 3, 8]), torch.Size([1, 2, 3, 5]))
+    """
+    repeats = query.size(1) // key.size(1)
+    if repeats > 1:
+        query = fold_queries(query, repeats)
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    elif scores.dtype.itemsize < 4:
+        scores = scores.float()
+    weights = scores.softmax(-1).to(value.dtype)
+    if hook is not None:
+        weights = fold_queries(hook(unfold_heads(weights, repeats)), repeats)
+    heads = (weights if dropout is None else dropout(weights)) @ value
+    if repeats == 1:
+        return heads, weights
+    return unfold_heads(heads, repeats), unfold_heads(weights, repeats)
+
+
+def zero_hidden_queries(
+    weights: Float[Tensor, "B H T K"], has_key: Bool[Tensor, "#B #T"] | None
+) -> Float[Tensor, "B H T K"]:
+    """The weights, with zeros for queries without a visible key."""
+    return weights if has_key is None else weights * has_key[:, None, :, None]
+
+
+def _call_hook(hook: nn.Module, has_key: Tensor | None, weights: Tensor) -> Tensor:
+    changed: Tensor = hook(zero_hidden_queries(weights, has_key))
+    return changed

@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.tokens import MaskSpec, Span, Tokens
 
 FREE = 2**31 - 1  # position of an empty slot: after every query, so that the causal mask hides it
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError
-from heedful.parts.dropout import Dropout, relu_dropped
 from heedful.parts.helpers import check_positive
+from heedful.parts.residual import Dropout, relu_dropped
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Gate = Literal["swiglu", "geglu", "geglu_tanh", "reglu"]

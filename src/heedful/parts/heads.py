@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from heedful.errors import UserError, describe
-from heedful.parts.dropout import Dropout
 from heedful.parts.feedforward import FUNCTIONS, Activation
 from heedful.parts.helpers import has_any_hooks
+from heedful.parts.residual import Dropout
 
 _ALIGNED = 64
 LogitsFunction = Callable[..., Float[Tensor, "... V"]]  # of states (…, D)

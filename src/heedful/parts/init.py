@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from heedful.parts.positions import LearnedTable
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.residual import Residual
 
 Initializer = Callable[[nn.Module, str, Tensor], None]

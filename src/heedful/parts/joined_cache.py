@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.parts.attend_products import Attend
+from heedful.parts.attend_options import Attend
 from heedful.parts.cache import Cache, LayerCache
-from heedful.parts.dropout import Dropout
-from heedful.parts.masks import MaskSpec
-from heedful.parts.tokens import Span, Tokens
+from heedful.parts.residual import Dropout
+from heedful.parts.tokens import MaskSpec, Span, Tokens
 
 
 class JoinedLayer(NamedTuple):
@@ -66,14 +65,14 @@ class Joined:
         sizes: rows of each group.
     """
 
-    attends: tuple[Attend, ...]
+    attends: Sequence[Attend]
     sizes: Sequence[int]
 
     def __call__(
         self, query: Float[Tensor, "B H T E"], keys: Any, values: Any, dropout: Dropout
     ) -> tuple[Float[Tensor, "B H T E"], None]:
         groups = zip(self.attends, query.split(self.sizes), keys, values, strict=True)
-        heads = [attend(part, key, value, dropout)[0] for attend, part, key, value in groups]
+        heads = [attend(*inputs, dropout=dropout)[0] for attend, *inputs in groups]
         return torch.cat(heads), None
 
 

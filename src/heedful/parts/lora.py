@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from heedful.parts.dropout import Dropout
+from heedful.parts.residual import Dropout
 
 
 class LoRALinear(nn.Linear):

@@ -59,7 +59,7 @@ class BlockCompiler:
             if isinstance(module, Stack):
                 module.compiled_block = run
             if isinstance(module, MultiHead):
-                module.uses_flex_attention = True
+                module.preferred_kernel = "flex"
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:

@@ -18,10 +18,11 @@ from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.init import normal
-from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm, Residual
 from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import encoder_decoder

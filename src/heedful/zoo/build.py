@@ -16,7 +16,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Stack
 from heedful.parts import init
-from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.embeddings import LearnedTable, Positions, TokenEmbedding
 from heedful.parts.feedforward import Activation
 from heedful.parts.heads import (
     ClassificationHead,
@@ -26,7 +26,6 @@ from heedful.parts.heads import (
     tied_linear,
 )
 from heedful.parts.init import Initializer, init_weights, normal, xavier
-from heedful.parts.positions import LearnedTable, Positions
 from heedful.parts.residual import Norm
 
 Tying = Literal["none", "decoder", "all"]

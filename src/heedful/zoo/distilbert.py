@@ -16,9 +16,9 @@ from torch import nn
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
+from heedful.parts.embeddings import sinusoidal_table
 from heedful.parts.feedforward import Activation, FeedForward
 from heedful.parts.heads import ClassificationHead
-from heedful.parts.positions import sinusoidal_table
 from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.bert import Head

@@ -17,8 +17,8 @@ from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import FeedForward
-from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import decoder_only

@@ -20,8 +20,8 @@ from torch import nn
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import Activation, FeedForward
-from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gguf, gpt
 from heedful.zoo.architectures import Architecture, Format, Formats, model_config

@@ -16,8 +16,8 @@ from heedful.errors import UserError
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import Activation, FeedForward
-from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import gpt, gpt2
 from heedful.zoo.architectures import Architecture, Format, Formats, model_config

@@ -21,8 +21,8 @@ from functools import partial
 from typing import Annotated, Any
 
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.embeddings import SinusoidalTable
 from heedful.parts.feedforward import Activation
-from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format, model_config

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from heedful.errors import UserError
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.embeddings import SinusoidalTable
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import xavier
-from heedful.parts.positions import SinusoidalTable
 from heedful.parts.residual import PostNorm
 from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format, model_config

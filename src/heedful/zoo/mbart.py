@@ -17,9 +17,9 @@ from typing import Annotated, Any
 from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.feedforward import Activation
 from heedful.parts.init import normal
-from heedful.parts.positions import LearnedTable
 from heedful.parts.residual import PreNorm
 from heedful.zoo import bart
 from heedful.zoo.architectures import Architecture, Format, model_config

@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from heedful.models.encoder_only import EncoderOnly
+from heedful.parts.embeddings import LearnedTable
 from heedful.parts.heads import ClassificationHead
-from heedful.parts.positions import LearnedTable
 from heedful.zoo import bert
 from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import classifier_dropout, encoder_only

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
-from heedful.parts.dropout import Dropout
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
 from heedful.parts.feedforward import Activation, FeedForward, Gate
 from heedful.parts.heads import Scale
 from heedful.parts.positions import RelativePositionBias
-from heedful.parts.residual import PreNorm
+from heedful.parts.residual import Dropout, PreNorm
 from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import encoder_decoder
 from heedful.zoo.hf import Hf, HfConfig

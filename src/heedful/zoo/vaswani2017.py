@@ -16,9 +16,11 @@ from torch import nn
 
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.stack import Block, Stack
-from heedful.parts.attention import Attention, CrossAttention
+from heedful.parts.attention import Attention
+from heedful.parts.cross_attention import CrossAttention
+from heedful.parts.embeddings import LearnedTable, Positions, SinusoidalTable
 from heedful.parts.feedforward import Activation, FeedForward
-from heedful.parts.positions import LearnedTable, Positions, RotaryPositions, SinusoidalTable
+from heedful.parts.positions import RotaryPositions
 from heedful.parts.residual import PLACEMENTS, NormPlacement
 from heedful.zoo.architectures import Architecture, Format, model_config
 from heedful.zoo.build import Tying, encoder_decoder

@@ -26,7 +26,7 @@ from heedful.backends.torch.threads import ThreadPolicy
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.attention import Attention
 from heedful.parts.heads import ClassificationHead
-from heedful.parts.positions import rotate
+from heedful.parts.positions import RotaryPositions, rotate
 from heedful.parts.tokens import Tokens
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
@@ -77,7 +77,7 @@ class PackedAttention(nn.Module):
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
-        assert attention.options.position_scores is None
+        assert isinstance(attention.position, RotaryPositions | None)
         assert attention.softcap is None
         self.qkv, self.out = attention.qkv, attention.out
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm

@@ -20,10 +20,10 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.models.stack import Block, Stack
 from heedful.parts.attention import Attention, MultiHead
-from heedful.parts.embeddings import TokenEmbedding
+from heedful.parts.embeddings import PositionTable, TokenEmbedding
 from heedful.parts.feedforward import FUNCTIONS, FeedForward, gelu_tanh
 from heedful.parts.heads import ClassificationHead, OutputHead, Scale
-from heedful.parts.positions import AlibiBias, PositionTable, RelativePositionBias, RotaryPositions
+from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPositions
 from heedful.parts.residual import OutputNorm, PostNorm, PreNorm, SandwichNorm, ZeroCenteredRMSNorm
 
 ACTIVATIONS = {  # names of ctranslate2.specs.Activation
@@ -175,8 +175,8 @@ def _attention_reasons(stack: Stack, causal: bool) -> Iterator[str]:
     shapes = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in attentions}
     if len(shapes) > 1:
         yield f"layers of the {side} with different heads"
-    scored = {id(a.options.position_scores) for a in attentions if isinstance(a, Attention)}
-    if len(scored) > 1:
+    positions = [a.position for a in attentions if isinstance(a, Attention)]
+    if len({id(None if isinstance(p, RotaryPositions) else p) for p in positions}) > 1:
         yield f"layers of the {side} with different scores by distance"
 
 
