@@ -140,6 +140,7 @@ def partial_of(path: Path) -> Path:
 def is_charset(name: str) -> bool:
     """True for the name of a character set that Python knows; some of its codecs are none."""
     try:
+        "a".encode(name)  # LookupError for a codec of bytes, such as base64
         return codecs.lookup(name).name not in _NO_CHARSETS
     except (LookupError, ValueError):
         return False
