@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from backend_models import model_of
 from encoder_runs import Stop, StopAt, recipe_of, sentences, write
 from heedful.adaptation import Adaptation, Adapted, adapt, stages
+from heedful.cli.adapt import _report
 from heedful.cli.app import make_app
 from heedful.config import Recipe
 from heedful.data.splits import normalized
@@ -195,3 +197,20 @@ def test_wrong_input_is_refused_before_anything_is_written(
         assert not (tmp_path / "out").exists(), message
     with pytest.raises(UserError, match=r"exists already; give a new out=FOLDER"):
         run(base, [memory], tmp_path / "foreign")
+
+
+@pytest.mark.parametrize(
+    ("after", "worse"),
+    [
+        ({"loss/memory": 1.0, "bleu/memory": 30.0}, False),
+        ({"loss/memory": 1.0, "bleu/memory": 19.0}, True),
+        ({"loss/memory": 3.0, "bleu/memory": 20.0}, False),
+    ],
+)
+def test_scores_that_fell_are_named(tmp_path: Path, after: dict[str, float], worse: bool) -> None:
+    """A loss is better when it is lower."""
+    printed: list[str] = []
+    console: Any = SimpleNamespace(print=printed.append)
+    before = {"loss/memory": 2.0, "bleu/memory": 20.0}
+    _report(Adapted(tmp_path, 1.0, before, after), console)
+    assert any("worse than before" in line for line in printed) == worse

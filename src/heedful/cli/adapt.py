@@ -141,11 +141,11 @@ def _report(result: "Adapted", console: "Console") -> None:
         metric = name.partition("/")[0]
         values = f"{format_score(metric, before[name])} -> {format_score(metric, after[name])}"
         console.print(f"{score_label(name):<18} {values}")
-        if before[name] > after[name] and result.share:
+        if metric != "loss" and before[name] > after[name] and result.share:
             lower.append(score_label(name))
     if lower:
         console.print(
-            f"lower than before: {', '.join(lower)}; weights are chosen by held-out loss:"
+            f"worse than before: {', '.join(lower)}; weights are chosen by held-out loss:"
             " compare outputs before you use them"
         )
     folder = result.directory

@@ -26,7 +26,7 @@ from heedful.parts.attend_options import (
     unfold_heads,
 )
 from heedful.parts.cache import LayerCache
-from heedful.parts.helpers import check_positive
+from heedful.parts.helpers import check_positive, has_hooks
 from heedful.parts.joined_cache import Joined, JoinedLayer, JoinedMask
 from heedful.parts.positions import RotaryPositions, Rotation, rotate
 from heedful.parts.residual import Dropout
@@ -299,7 +299,7 @@ def plan_attention(
         rotary=rotary,
         position_scores=attention.position if rotary is None else None,
         drops=attention.training and attention.dropout.p > 0,
-        hook=hook if hook._forward_hooks or hook._forward_pre_hooks else None,
+        hook=hook if has_hooks(hook) else None,
         preferred_kernel=attention.preferred_kernel,
     )
     if made is not None and options in made:
