@@ -1,11 +1,11 @@
-"""What became of the segments of a document."""
+"""Counts of the segments of a document by the origin of their translations."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Counts:
-    """What became of the segments of a document.
+    """The numbers of segments of a translated document.
 
     Attributes:
         translated: by the model.

@@ -38,8 +38,8 @@ _FOLDER = r"/[A-Za-z0-9_.@+-]*[A-Za-z0-9_+-]"
 _PRE_RELEASE = (
     r"(?:[-+.~]?(?i:alpha|beta|dev|final|nightly|post|pre|preview|rc|snapshot)\d*(?:\.\d+)*)"
 )
-# Amounts, dates, times, ratios; signs of printf belong to the number, since it moves.
 _DIGITS = r"\d+(?:[.,]\d+)*"
+# The percent sign of a text for printf belongs to its number or placeholder, and moves with it.
 _PERCENT = r"(?:[ \u00a0\u202f]?%%)?"
 # The beginning of a choice of texts of ICU's MessageFormat, as by a number.
 _CHOICE = r"\{\s*\w+\s*,\s*(?:plural|selectordinal|select)\s*,"
