@@ -14,9 +14,11 @@ from heedful.cli.long_lines import LongLines
 from heedful.documents import read_document, translate_document
 from heedful.documents.sentences import SplitText
 from heedful.documents.translating import fits_model
-from heedful.fidelity import CHARACTERS, Keep, count_masks, mask_text, place_masks, with_accelerator
-from heedful.fidelity.pieces import counts
+from heedful.fidelity import CHARACTERS, Keep, count_masks, place_masks, with_accelerator
+from heedful.fidelity.masking import mask_text
+from heedful.fidelity.pieces import counts, find_pieces
 from heedful.insight.alignment import align, align_outputs
+from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
 from heedful.pipelines.keeping import Source, _Searches, kept_generations
@@ -91,7 +93,7 @@ def test_what_the_model_reads_as_masks_is_no_longer_than_these(model: Translator
 
 
 def test_without_keep_the_net_reads_the_text_itself(model: Translator) -> None:
-    source = mask_text(SOURCES[0], (r"X-\d+",))
+    source = Keep((r"X-\d+",)).mask(SOURCES[0])
     masked = model.translate(source.text, keep=False, max_new_tokens=6)
     [output] = model.generate(SOURCES[0], return_details=True, max_new_tokens=6, beam_size=1)
     assert counts(output.text) == counts(SOURCES[0])
@@ -109,7 +111,7 @@ def test_texts_in_capitals_are_read_as_sentences(model: Translator) -> None:
     assert (output.ids, counts(output.text)) == (sentence.ids, counts(capitals))
     mask, begin, end = model.metadata.keep.mask(capitals).pieces  # type: ignore[union-attr]
     made = replace(output, text=f"straße {mask} {begin}zu{end}", reasons=())
-    [[made]] = kept_generations(model, [capitals], [[made]], model.options())
+    [[made]] = kept(model, [capitals], [[made]], model.options())
     assert (made.text, made.reasons) == ("STRAẞE %s <b>ZU</b>", ())
     [alignment] = model.token_alignments([capitals], [output])
     [other] = model.token_alignments([plain], [sentence])
@@ -146,7 +148,7 @@ def test_capitals_that_are_no_sentence_stay() -> None:
         f"PLEASE OPEN {CHARACTERS[0]} WITH %S AND {{NAME}}",
     ]
     for text in texts:
-        assert keep.mask(text) == mask_text(text)
+        assert keep.mask(text) == mask_text(text, [*find_pieces(text)])
     masked = keep.mask("NICHT 5 MAẞE. NEIN DANKE!")
     assert masked.text == f"Nicht {CHARACTERS[0]} maße. Nein danke!"
     assert masked.cased("straße ŉ ﬁ 5 µm") == "STRAẞE ŉ ﬁ 5 µM", "of equal length"
@@ -212,6 +214,12 @@ def generation(text: str) -> Generation:
     return Generation(text, [1], 0.0, 0.0, True)
 
 
+def kept(model: Any, texts: list[str], outputs: list[list[Generation]], options: Options) -> Any:
+    """The outputs of texts with their pieces."""
+    sources = [Source(text, model.metadata.keep, options.glossary) for text in texts]
+    return kept_generations(model, sources, outputs, options)
+
+
 A, B = CHARACTERS[64], CHARACTERS[0]  # %s and 5 of the source
 
 
@@ -235,7 +243,7 @@ def test_a_missing_piece_is_searched_for_and_then_placed(
     num_reasons: int,
 ) -> None:
     scripted: Any = Scripted(model, others, "")
-    [[output]] = kept_generations(scripted, ["%s is 5"], [[generation(first)]], model.options())
+    [[output]] = kept(scripted, ["%s is 5"], [[generation(first)]], model.options())
     assert (output.text, scripted.calls) == (text, calls)
     assert len(output.reasons) == num_reasons
 
@@ -361,19 +369,19 @@ def test_a_choice_of_texts_stays_and_is_reviewed(model: Translator) -> None:
 
 def test_private_characters_of_a_source_are_not_lost(model: Translator) -> None:
     text = f"open {CHARACTERS[3]} on"
-    [[output]] = kept_generations(model, [text], [[generation(text)]], model.options())
+    [[output]] = kept(model, [text], [[generation(text)]], model.options())
     assert (output.text, output.reasons) == (text, ())
 
 
 @pytest.mark.parametrize("output", ["{} siehe dort", "siehe {} dort", "siehe dort {}"])
 def test_a_mask_that_is_removed_leaves_no_blank(output: str) -> None:
-    text, reasons = place_masks(mask_text("see there"), output.replace("{}", CHARACTERS[70]))
+    text, reasons = place_masks(Keep().mask("see there"), output.replace("{}", CHARACTERS[70]))
     assert text == "siehe dort"
     assert len(reasons) == 1
 
 
 def test_masks_are_placed_beside_spaces() -> None:
-    source = mask_text("see %s in {a}")
+    source = Keep().mask("see %s in {a}")
     text, reasons = place_masks(source, "siehe dort")
     assert sorted(text.split(" ")) == sorted(["siehe", "dort", *source.pieces])
     assert len(reasons) == 2
@@ -413,7 +421,7 @@ def test_a_missing_term_is_searched_for_and_then_a_reason(
 ) -> None:
     scripted: Any = Scripted(model, others, required)
     options = model.options(glossary={"file": "Seite|Seiten"})
-    [[output]] = kept_generations(scripted, ["open File %s"], [[generation(first)]], options)
+    [[output]] = kept(scripted, ["open File %s"], [[generation(first)]], options)
     assert scripted.calls == calls
     if reasons is None:  # the output with the term, whose piece is placed
         assert output.text.split() in (["Seite", "%s"], ["%s", "Seite"])

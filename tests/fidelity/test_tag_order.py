@@ -2,13 +2,13 @@
 
 import pytest
 
-from heedful.fidelity import mask_text, unmask
+from heedful.fidelity import Keep, unmask
 from heedful.fidelity.tag_order import TagOrder
 
 
 def restored(source: str, output: str) -> tuple[str, bool]:
     """The output, given with pieces, in the order of the source's tags."""
-    masked = mask_text(source)
+    masked = Keep().mask(source)
     for mask, piece in masked.pieces.items():
         output = output.replace(piece, mask)
     text, has_moved = TagOrder(masked).restored(output)

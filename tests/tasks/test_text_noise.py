@@ -10,7 +10,7 @@ import pytest
 import heedful
 from encoder_runs import PreparedTask
 from heedful.errors import UserError
-from heedful.fidelity import CHARACTERS, mask_text
+from heedful.fidelity import CHARACTERS, Keep
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.text_noise import title_case, upper_case, with_typos, without_stops
 
@@ -36,7 +36,7 @@ def test_capitals(text: str, language: str | None, upper: str, title: str) -> No
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pieces_stay_in_every_noise(seed: int) -> None:
-    pieces = mask_text(KEPT.replace(CHARACTERS[0], "")).pieces.values()
+    pieces = Keep().mask(KEPT.replace(CHARACTERS[0], "")).pieces.values()
     for noisy in (upper_case(KEPT), title_case(KEPT), with_typos(KEPT, random.Random(seed))):
         assert noisy != KEPT
         assert all(piece in noisy for piece in pieces)

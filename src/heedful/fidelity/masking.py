@@ -45,16 +45,24 @@ class Keep:
 
     patterns: tuple[str, ...] = ()
 
-    def mask(self, text: str, terms: Sequence[tuple[int, int, str]] = ()) -> "Masked":
+    def mask(
+        self,
+        text: str,
+        pieces: Sequence[Piece] | None = None,
+        terms: Sequence[tuple[int, int, str]] = (),
+    ) -> "Masked":
         """Mask all pieces of a text that is translated; capitals are read as a sentence.
 
         Few texts of the training are in capitals, so that a model does not know their words. The
         translation is then put in capitals (`Masked.cased`).
 
         Args:
+            pieces: of the text, where they are known.
             terms: see `mask_text`.
         """
-        masked = mask_text(text, self.patterns, terms)
+        if pieces is None:
+            pieces = [*find_pieces(text, self.patterns)]
+        masked = mask_text(text, pieces, terms)
         if not _is_in_capitals(masked.text) or has_masks(text):
             return masked
         lowered = _lowered(masked.text)
@@ -129,18 +137,16 @@ def has_masks(text: str) -> bool:
 
 
 def mask_text(
-    text: str, extra: tuple[str, ...] = (), terms: Sequence[tuple[int, int, str]] = ()
+    text: str, pieces: Sequence[Piece], terms: Sequence[tuple[int, int, str]] = ()
 ) -> Masked:
     """Mask all pieces of a source.
 
     Args:
+        pieces: see `find_pieces`.
         terms: further ranges that are masked, each with the text that its mask stands for; they
             hold no pieces. The masks of pieces do not depend on them.
     """
-    if has_masks(text):
-        return Masked(text, {})
-    pieces = list(find_pieces(text, extra))
-    if not pieces and not terms:
+    if has_masks(text) or (not pieces and not terms):
         return Masked(text, {})
     masks = _assign(pieces, 0)
     free = [mask for mask in _of_kind("placeholder") if mask not in masks.values()]

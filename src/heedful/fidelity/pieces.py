@@ -234,10 +234,21 @@ def _loose_signs(text: str, pieces: Sequence[Piece]) -> Counter[str]:
     return Counter("%" if match[0] == "％" else match[0] for match in found)
 
 
-def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[str]:
+def differences(
+    source: str,
+    target: str,
+    extra: tuple[str, ...] = (),
+    pieces: Sequence[Piece] | None = None,
+) -> list[str]:
     """The pieces of a source that a translation lacks, and those that it has beyond them; likewise
-    signs beside pieces, such as that of 5% and the braces of a placeholder that is not closed."""
-    ours, theirs = ([*find_pieces(text, extra)] for text in (source, target))
+    signs beside pieces, such as that of 5% and the braces of a placeholder that is not closed.
+
+    Args:
+        extra: as of `find_pieces`.
+        pieces: of the source, where they are known.
+    """
+    ours = [*find_pieces(source, extra)] if pieces is None else pieces
+    theirs = [*find_pieces(target, extra)]
     signs, their_signs = _loose_signs(source, ours), _loose_signs(target, theirs)
     if not (ours or theirs or signs or their_signs):
         return []
@@ -248,6 +259,6 @@ def differences(source: str, target: str, extra: tuple[str, ...] = ()) -> list[s
     reasons: list[str] = []
     for code, found in (("missing", src - tgt), ("added", tgt - src)):
         if found:
-            pieces = ", ".join(names[key] for key in found.elements())
-            reasons.append(Reason(code, {"pieces": pieces}))
+            listed = ", ".join(names[key] for key in found.elements())
+            reasons.append(Reason(code, {"pieces": listed}))
     return reasons

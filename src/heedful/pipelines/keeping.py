@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from heedful.data.tokenizer import Tokenizer
     from heedful.pipelines.translation import Translator
 
-# Least beams of a further search. The output with all masks is the best one; terms may be in
-# another one.
+# Beams of a further search, whatever those of the first one: the output with all masks is the best
+# one, and with five beams, which take twice the time, hardly more texts have one. Terms may be in
+# another output: least beams with a glossary.
 _BEAM_SIZE, _WITH_TERMS = 2, 5
 _TERM_CHOICES = 8  # of alternatives of terms that are required, each in a search of its own
 # With these a search cannot be repeated for one text.
@@ -68,13 +69,13 @@ def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
 
 def kept_generations(
     model: "Translator",
-    texts: Sequence[str],
+    sources: Sequence["Source"],
     outputs: Sequence[list[Generation]],
     options: Options,
     *,
     at_once: bool = False,
 ) -> list[list[Generation] | None]:
-    """Outputs for the masks of each text, with its pieces in place of them.
+    """Outputs for the masks of each source, with its pieces in place of them.
 
     A best output that lacks a piece or a term, or has a piece that is not in the source, is
     searched for again, together with those of the other texts (`_search_again`). Pieces that are
@@ -84,14 +85,14 @@ def kept_generations(
     Args:
         at_once: without a further search: those that need one are None.
     """
-    pairs = zip(texts, outputs, strict=True)
-    sources = [_source_of(model, text, found, options) for text, found in pairs]
     kept: list[list[Generation] | None] = [*outputs]
     if _can_search_again(model, options):
         missing = {
             index: source
             for index, source in enumerate(sources)
-            if source is not None and _needs_search(source, outputs[index])
+            if len(outputs[index]) == 1
+            and _has_tokens(outputs[index])
+            and not source.is_kept_by(outputs[index][0])
         }
         firsts = [outputs[index][0] for index in missing]
         best: Sequence[Generation | None] = [None] * len(missing)
@@ -100,23 +101,14 @@ def kept_generations(
         for index, output in zip(missing, best, strict=True):
             kept[index] = None if output is None else [output]
     return [
-        found if source is None or found is None else [source.restored(one) for one in found]
+        [source.restored(one) for one in found] if found and _has_tokens(found) else found
         for source, found in zip(sources, kept, strict=True)
     ]
 
 
-def _source_of(
-    model: "Translator", text: str, outputs: list[Generation], options: Options
-) -> "Source | None":
-    """The source of outputs; None of a blank text, or one that was left out."""
-    if not any(output.ids for output in outputs):
-        return None
-    return Source(text, model.metadata.keep if options.keep else None, options.glossary)
-
-
-def _needs_search(source: "Source", outputs: list[Generation]) -> bool:
-    """True for a single output that does not keep all."""
-    return len(outputs) == 1 and not source.is_kept_by(outputs[0])
+def _has_tokens(outputs: list[Generation]) -> bool:
+    """False for those of a text that is blank, or was left out."""
+    return any(output.ids for output in outputs)
 
 
 class Source:
@@ -134,7 +126,8 @@ class Source:
         self.text, self._keep, self._glossary = text, keep, glossary
         self.patterns = () if keep is None else keep.patterns
         self.terms = [] if glossary is None else glossary.find(text, self.patterns)
-        self.masked = Masked(text, {}) if keep is None else keep.mask(text)
+        self._pieces = [] if keep is None else [*find_pieces(text, self.patterns)]
+        self.masked = Masked(text, {}) if keep is None else keep.mask(text, self._pieces)
         self.masks = count_masks("" if keep is None else self.masked.text)
         self._tags = TagOrder(self.masked)
         self._right: dict[str, str] = {}  # outputs that keep all, with pieces
@@ -150,7 +143,7 @@ class Source:
             return False
         text, _ = self._tags.restored(self.masked.cased(output.text))
         restored = unmask(text, self.masked.pieces)
-        if differences(self.text, restored, self.patterns):
+        if differences(self.text, restored, self.patterns, self._pieces):
             return False
         self._right[output.text] = restored
         return True
@@ -185,10 +178,10 @@ class Source:
         if has_moved:
             reasons = (*reasons, tags_reason(self.text))
         text = unmask(placed, self.masked.pieces)
-        wrong = differences(self.text, text, self.patterns)
+        wrong = differences(self.text, text, self.patterns, self._pieces)
         if wrong:  # an address that a word continues, for example
             apart = unmask(separate_masks(placed), self.masked.pieces)
-            if not differences(self.text, apart, self.patterns):
+            if not differences(self.text, apart, self.patterns, self._pieces):
                 text, wrong = apart, [Reason("pieces_joined")]
         text, lost = with_accelerator(self.text, text, self.patterns)
         return text, [*reasons, *wrong, *lost]
@@ -199,13 +192,13 @@ class Source:
         if self._keep is None:
             return self.masked
         missing = {*self.missing_terms(output.text)}
-        pieces = [piece.start for piece in find_pieces(self.text, self.patterns)]
+        pieces = [piece.start for piece in self._pieces]
         terms = [
             (one.start, one.end, one.term.targets[0])
             for one in self.terms
             if one.term in missing and not any(one.start <= at < one.end for at in pieces)
         ]
-        return self._keep.mask(self.text, terms)
+        return self._keep.mask(self.text, self._pieces, terms)
 
     def with_terms(self, output: Generation, masked: Masked) -> Generation:
         """An output for `with_masked_terms`, with the terms in place of their masks."""
@@ -293,7 +286,7 @@ class _Searches:
     def __init__(self, model: "Translator", options: Options) -> None:
         self._model, self._counts_masks = model, options.keep and model.metadata.keep is not None
         has_terms = options.glossary is not None
-        size = max(_WITH_TERMS if has_terms else _BEAM_SIZE, options.beam_size or 0)
+        size = max(_WITH_TERMS, options.beam_size or 0) if has_terms else _BEAM_SIZE
         self._options = replace(
             options,
             keep=False,

@@ -337,9 +337,13 @@ class Generator(SavedModel):
         """`request` by options with the model's defaults."""
         return self.request_of_batch(rows, list(range(len(rows))), self.completed(options))
 
+    def sources(self, prompts: Texts, options: Options) -> Sequence[Any]:
+        """The prompts, as `prompt_ids` and `kept` take them too; see `Translator.sources`."""
+        return prompts
+
     def kept(
         self,
-        sources: Texts,
+        sources: Sequence[Any],
         outputs: list[list[Generation]],
         options: Options,
         *,

@@ -113,8 +113,8 @@ class Translator(Generator):
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""
         options = options or Options()
-        if self._keeps(options):
-            prompts = [self._masked(prompt) for prompt in prompts]  # type: ignore[assignment]
+        read = self.sources(prompts, options)
+        prompts = [source.masked.text if hasattr(source, "masked") else source for source in read]
         is_text = any(isinstance(prompt, str) for prompt in prompts)
         if not is_text and len(prompts):
             in_ids = {"src_language"} | (
@@ -150,9 +150,21 @@ class Translator(Generator):
             )
         return super().stream_with(prompt, options)
 
+    def sources(self, prompts: Sequence[Any], options: Options) -> Sequence[Any]:
+        """The prompts; texts whose pieces or terms are kept as `Source`s, which find them once."""
+        if not self._keeps(options) and options.glossary is None:
+            return prompts
+        from heedful.pipelines.keeping import Source
+
+        keep = self.metadata.keep if options.keep else None
+        return [
+            Source(prompt, keep, options.glossary) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
     def kept(
         self,
-        sources: Texts,
+        sources: Sequence[Any],
         outputs: list[list[Generation]],
         options: Options,
         *,
@@ -162,30 +174,25 @@ class Translator(Generator):
         (`Options.glossary`); those of lists of ids are unchanged.
 
         Args:
+            sources: texts, or what `sources` has made of them.
             at_once: without a further search: those that need one are None.
         """
         if not self._keeps(options) and options.glossary is None:
             return outputs
-        from heedful.pipelines.keeping import kept_generations
+        from heedful.pipelines.keeping import Source, kept_generations
 
-        texts = {i: source for i, source in enumerate(sources) if isinstance(source, str)}
-        own = [outputs[i] for i in texts]
-        kept = kept_generations(self, [*texts.values()], own, options, at_once=at_once)
-        of_texts = dict(zip(texts, kept, strict=True))
-        return [of_texts.get(index, found) for index, found in enumerate(outputs)]
+        read = enumerate(self.sources(sources, options))
+        of_texts = {index: source for index, source in read if isinstance(source, Source)}
+        own = [outputs[index] for index in of_texts]
+        kept = kept_generations(self, [*of_texts.values()], own, options, at_once=at_once)
+        found = dict(zip(of_texts, kept, strict=True))
+        return [found.get(index, outputs) for index, outputs in enumerate(outputs)]
 
     def _keeps(self, options: Options) -> bool:
         """True if pieces are masked; raises UserError for a wish that the model cannot meet."""
         if self.metadata.keep is None and options.keep and "keep" in options.explicit:
             raise UserError("this model was not trained with data.keep: leave keep out")
         return self.metadata.keep is not None and options.keep
-
-    def _masked(self, prompt: str | Sequence[int]) -> str | Sequence[int]:
-        """A source with masks; ids are as they are."""
-        assert self.metadata.keep is not None
-        if not isinstance(prompt, str):
-            return prompt
-        return self.metadata.keep.mask(prompt).text
 
     def first_id(self, options: Options) -> int | None:
         """See `Generator.first_id`: the token of the target language, where each has one."""

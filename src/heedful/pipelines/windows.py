@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from heedful.backends.base import GenerationRequest, own_stop_rule
 from heedful.generation.outputs import Counts, Hypothesis
@@ -50,7 +50,7 @@ class Window:
         with_texts: bool = True,
         counts: Sequence[Counts] | None = None,
     ) -> None:
-        self._model, self._prompts, self._first, self._options = model, prompts, first, options
+        self._model, self._first, self._options = model, first, options
         has_texts = with_texts and model.has_tokenizer
         self._decode = model.tgt_tokenizer.decode if has_texts else None
         self._names_failures = counts is None
@@ -60,7 +60,8 @@ class Window:
             first_number=options.first_number + first,
             numbers=options.numbers and options.numbers[first : first + len(prompts)],
         )
-        self._rows = rows = model.prompt_ids(prompts, numbered)
+        self._sources = model.sources(prompts, options)
+        self._rows = rows = model.prompt_ids(self._sources, numbered)
         workers = model.backend.settings.workers if model.backend else 1
         if len(rows) == 1 and rows[0]:
             batches = [[0]]
@@ -102,8 +103,8 @@ class Window:
                 options.progress(len(batch.indices))
         left = [index for index in range(len(rows)) if index not in self._complete]
         found = [self._with_texts(results[index]) for index in left]
-        prompts: Any = [self._prompts[index] for index in left]
-        kept = model.kept(prompts, found, options)
+        sources = [self._sources[index] for index in left]
+        kept = model.kept(sources, found, options)
         for index, outputs in zip(left, kept, strict=True):
             self._complete[index] = outputs
             if options.on_output is not None:
@@ -119,8 +120,8 @@ class Window:
         options, index = self._options, indices[row]
         if options.on_output is None or index in self._complete:
             return
-        prompt, found = self._prompts[index : index + 1], [self._with_texts(outputs)]
-        [kept] = self._model.kept(prompt, found, options, at_once=True)
+        source, found = self._sources[index : index + 1], [self._with_texts(outputs)]
+        [kept] = self._model.kept(source, found, options, at_once=True)
         if kept is not None:
             self._complete[index] = kept
             options.on_output(self._first + index, kept)
