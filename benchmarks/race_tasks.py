@@ -168,7 +168,8 @@ TASKS = {
         "the settings of heedful's recipe and as many steps as the time allows. Trainer computes "
         "in 32-bit numbers, its default, heedful in those that its recipe chooses. Lines of "
         "configuration are those of the program that a user of Trainer writes. Test texts a second "
-        "include the start of the command.",
+        "include the start of the command. Each system ran once, and dev is small: differences of "
+        "two points are within chance.",
         "sst2",
         reviews,
         ("text", "label"),
