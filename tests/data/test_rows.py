@@ -29,7 +29,7 @@ from heedful.data.splits import (
     KnownRows,
     Split,
     normalized,
-    sources_of,
+    source_columns,
     split_by_source,
     split_tail,
 )
@@ -344,7 +344,7 @@ def tail(texts: list[str], size: float, unit: Any) -> tuple[list[str], list[str]
 
 
 def sides_of(rows: Rows, size: float) -> tuple[Rows, Rows]:
-    split = split_by_source(hash_cells(sources_of(rows)), size, "texts")
+    split = split_by_source(hash_cells(source_columns(rows)), size, "texts")
     indices = np.arange(len(rows))
     return split.take(rows, indices, held_out=False), split.take(rows, indices, held_out=True)
 
@@ -369,7 +369,7 @@ def test_known_places_give_the_same_chunks_without_reading_files(
     chunks = [*source.chunks()]
     places: dict[int, list[BlockPlace | None]] = {}
     for chunk in chunks:
-        places.setdefault(chunk.source, []).append(chunk.place)
+        places.setdefault(chunk.file_index, []).append(chunk.place)
     known = {
         index: [place for place in found if place is not None]
         for index, found in places.items()
@@ -383,7 +383,7 @@ def test_known_places_give_the_same_chunks_without_reading_files(
     assert len(again) == len(chunks) > 25
     for one, other in zip(again, chunks, strict=True):
         rows, expected = one.parse(), other.parse()
-        assert (one.source, one.place) == (other.source, other.place)
+        assert (one.file_index, one.place) == (other.file_index, other.place)
         assert (rows.columns, rows.report) == (expected.columns, expected.report)
         assert locations(rows) == locations(expected)
 

@@ -14,7 +14,7 @@ from jaxtyping import UInt64
 
 from heedful.config import Recipe, parse_recipe
 from heedful.data.rows import CORPUS, Rows, RowSource, hash_cells
-from heedful.data.splits import normalized, sources_of
+from heedful.data.splits import normalized, source_columns
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.files import write_text
@@ -246,5 +246,5 @@ def _some(rows: Rows, count: int) -> Rows:
     """About `count` rows, all of a source or none, the same for equal rows."""
     if len(rows) <= count:
         return rows
-    hashes = hash_cells(sources_of(rows))
+    hashes = hash_cells(source_columns(rows))
     return rows.select(np.flatnonzero(hashes <= np.sort(hashes)[count - 1]))

@@ -23,8 +23,8 @@ from heedful.data.rows import (
     LABEL,
     Chunk,
     Field,
+    FilePlaces,
     Rows,
-    SourcePlaces,
     TextOf,
     TextUnit,
     collect,
@@ -84,13 +84,13 @@ class FileRows:
         files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
         return sum(file.stat().st_size for file in files if file.is_file())
 
-    def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
+    def chunks(self, places: FilePlaces | None = None) -> Iterator[Chunk]:
         """The rows in chunks; see `RowSource.chunks`."""
         without_files = replace(self, files=())  # each chunk is sent with it
         for index, (_, read) in enumerate(self.files):
             for chunk in read(places=(places or {}).get(index)):
                 parse = partial(without_files.parse, chunk.parse_block)
-                yield replace(chunk, parse_block=parse, source=index, corpus=self.corpus)
+                yield replace(chunk, parse_block=parse, file_index=index, corpus=self.corpus)
 
     def parse(self, parse_block: Callable[[Any], Rows], block: Any) -> Rows:
         """The rows of a block without empty ones, which are counted."""
@@ -108,11 +108,11 @@ class FileRows:
         if LABEL in columns:
             # Labels that are not read may be of any kind.
             problem: Problem = "multi_label" if self.as_texts else self.problem
-            labels = checked_labels(left[LABEL], left.sources[0], left.locations[1], problem)
+            labels = checked_labels(left[LABEL], left.file_names[0], left.locations[1], problem)
             columns = {**columns, LABEL: labels}
         num_empty = len(rows) - len(left)
         report = replace(rows.report, num_kept=len(left), num_empty=num_empty, empty=empty)
-        rows = Rows(columns, report, left.sources, left.locations)
+        rows = Rows(columns, report, left.file_names, left.locations)
         if self.as_texts:
             rows = _as_texts(rows)
         return rows.of_corpus(self.corpus) if self.corpus else rows
@@ -129,13 +129,13 @@ class JoinedRows:
         """The size of all files."""
         return sum(source.num_bytes for source in self.sources)
 
-    def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
+    def chunks(self, places: FilePlaces | None = None) -> Iterator[Chunk]:
         """The rows in chunks; see `RowSource.chunks`."""
         first = 0
         for source in self.sources:
             known = {index - first: found for index, found in (places or {}).items()}
             for chunk in source.chunks(known):
-                yield replace(chunk, source=first + chunk.source)
+                yield replace(chunk, file_index=first + chunk.file_index)
             first += len(source.files)
 
 
@@ -410,4 +410,6 @@ def _as_texts(rows: Rows) -> Rows:
     texts = [text for row in zip(*sides, strict=True) for text in row]
     assert rows.locations is not None
     locations = np.repeat(rows.locations, len(sides), axis=1)
-    return Rows({"text": texts}, replace(rows.report, num_kept=len(texts)), rows.sources, locations)
+    return Rows(
+        {"text": texts}, replace(rows.report, num_kept=len(texts)), rows.file_names, locations
+    )

@@ -19,7 +19,7 @@ Field: TypeAlias = int | str  # the number of a column, from 1, or the name of a
 TextUnit: TypeAlias = Literal["line", "paragraph", "file"]
 # Returns the text of a record, whose file and line are the second argument.
 TextOf: TypeAlias = Callable[[Mapping[str, Any], str], str]
-SourcePlaces: TypeAlias = Mapping[int, Sequence[BlockPlace]]  # of the chunks of sources
+FilePlaces: TypeAlias = Mapping[int, Sequence[BlockPlace]]  # of chunks, by file index
 
 # Columns with a meaning of their own.
 LABEL = "label"  # empty cells are errors, unless a row may have no label, and numbers are allowed
@@ -45,15 +45,15 @@ class Rows:
 
     Args:
         report: counts of the rows that were read and left out.
-        sources: names of the files that the rows were read from.
-        locations: (2, N), for each row the index of its source, and its line in it, from 1.
+        file_names: the files that the rows were read from.
+        locations: (2, N), for each row the index of its file, and its line in it, from 1.
     """
 
     def __init__(
         self,
         columns: Mapping[str, list[str]],
         report: DataReport | None = None,
-        sources: Sequence[str] = (),
+        file_names: Sequence[str] = (),
         locations: NDArray[np.int64] | None = None,
     ) -> None:
         self.columns = dict(columns)
@@ -61,7 +61,7 @@ class Rows:
         assert all(len(texts) == count for texts in self.columns.values())
         noun = "pairs" if "tgt" in columns else "chats" if MESSAGES in columns else "texts"
         self.report = DataReport(count, count, noun=noun) if report is None else report
-        self.sources = tuple(sources)
+        self.file_names = tuple(file_names)
         self.locations = locations
 
     def __len__(self) -> int:
@@ -77,15 +77,15 @@ class Rows:
         """The file and line of row `index` (from 0), for messages."""
         if self.locations is None:
             return f"{self.report.noun.removesuffix('s')} {index + 1}"
-        source, line = self.locations[:, index]
-        return f"{self.sources[source]}, line {line}"
+        file_index, line = self.locations[:, index]
+        return f"{self.file_names[file_index]}, line {line}"
 
     def select(self, indices: NDArray[np.integer[Any]]) -> "Rows":
         """The rows at `indices`, in that order."""
         selected = indices.tolist()
         columns = {name: [texts[i] for i in selected] for name, texts in self.columns.items()}
         locations = None if self.locations is None else self.locations[:, indices]
-        return Rows(columns, None, self.sources, locations)
+        return Rows(columns, None, self.file_names, locations)
 
     def filtered(self, indices: NDArray[np.integer[Any]]) -> "Rows":
         """`select` for filters, with a report that counts the rows that are left out."""
@@ -102,7 +102,7 @@ class Rows:
     def of_corpus(self, name: str) -> "Rows":
         """The rows with the name of their corpus in the column `CORPUS`."""
         columns = {**self.columns, CORPUS: [name] * len(self)}
-        return Rows(columns, self.report, self.sources, self.locations)
+        return Rows(columns, self.report, self.file_names, self.locations)
 
     @classmethod
     def of_lines(
@@ -129,11 +129,11 @@ class Rows:
         report = reduce(DataReport.plus, (rows.report for rows in groups))
         if any(rows.locations is None for rows in groups):
             return cls(columns, report)
-        numbers: dict[str, int] = {}  # of the sources
+        numbers: dict[str, int] = {}  # of the files
         locations = []
         for rows in groups:
             assert rows.locations is not None
-            of_group = [numbers.setdefault(name, len(numbers)) for name in rows.sources]
+            of_group = [numbers.setdefault(name, len(numbers)) for name in rows.file_names]
             shifted = np.array(of_group or [0], dtype=np.int64)[rows.locations[0]]
             locations.append(np.stack([shifted, rows.locations[1]]))
         return cls(columns, report, list(numbers), np.concatenate(locations, axis=1))
@@ -143,7 +143,7 @@ class Rows:
         """The size of the texts in characters: what progress counts for rows in memory."""
         return sum(len(text) for texts in self.columns.values() for text in texts)
 
-    def chunks(self, places: SourcePlaces | None = None) -> Iterator["Chunk"]:
+    def chunks(self, places: FilePlaces | None = None) -> Iterator["Chunk"]:
         """The rows in chunks, as those of a `RowSource`."""
         for start in range(0, max(1, len(self)), _CHUNK_ROWS):
             block = self.select(np.arange(start, min(start + _CHUNK_ROWS, len(self))))
@@ -158,7 +158,7 @@ class Chunk:
         block: what was read: a `LineBlock`, a `TableBatch` or `Rows`.
         parse_block: returns the rows of the block; raises UserError for a wrong one.
         place: of its lines in plain files, for `RowSource.chunks`; None: it has none.
-        source: the index of the file, or of the group of line-parallel files, among those read.
+        file_index: the index of the file, or of the group of line-parallel files, among those read.
         corpus: the name of the rows' corpus; "": none.
         kept: after a first pass (`heedful.data.scan`): the rows that filters keep, as bits in
             hexadecimal; None: all.
@@ -168,7 +168,7 @@ class Chunk:
     block: Any
     parse_block: Callable[[Any], Rows]
     place: BlockPlace | None = None
-    source: int = 0
+    file_index: int = 0
     corpus: str = ""
     kept: str | None = None
     first: int = 0
@@ -209,12 +209,12 @@ class RowSource(Protocol):
     def num_bytes(self) -> int:
         """The sum of the `num_bytes` of all chunks, about."""
 
-    def chunks(self, places: SourcePlaces | None = None) -> Iterator[Chunk]:
+    def chunks(self, places: FilePlaces | None = None) -> Iterator[Chunk]:
         """The rows in order, in chunks that depend on the content alone; at least one a file.
 
         Args:
-            places: by the index of a source, those of all its chunks, which an earlier call has
-                found: its files are then read by `Chunk.parse` alone.
+            places: by `Chunk.file_index`, those of all its chunks, which an earlier call has
+                found: the files are then read by `Chunk.parse` alone.
         """
 
 
@@ -223,7 +223,7 @@ def collect(source: RowSource) -> Rows:
     counter, groups = ReadCounter(), []
     for chunk in source.chunks():
         rows = chunk.parse()
-        counter.add(chunk.source, rows.report, *rows.sources[:1])
+        counter.add(chunk.file_index, rows.report, *rows.file_names[:1])
         groups.append(rows)
     rows = Rows.concatenate(groups)
     counter.check()
@@ -238,26 +238,26 @@ class ReadCounter:
 
     Attributes:
         total: of all chunks so far.
-        source, name, of_source: index, name and report of the last file.
+        file_index, name, file_report: of the last file.
     """
 
     total: DataReport | None = None
-    source: int = -1
+    file_index: int = -1
     name: str = ""
-    of_source: DataReport | None = None
+    file_report: DataReport | None = None
 
-    def add(self, source: int, report: DataReport, name: str = "") -> None:
+    def add(self, file_index: int, report: DataReport, name: str = "") -> None:
         """Count a chunk of the file with this index and name; the file before is complete."""
-        if self.of_source is not None and source == self.source:
-            self.of_source = self.of_source.plus(report)
+        if self.file_report is not None and file_index == self.file_index:
+            self.file_report = self.file_report.plus(report)
         else:
             self.check()
-            self.source, self.name, self.of_source = source, name, report
+            self.file_index, self.name, self.file_report = file_index, name, report
         self.total = report if self.total is None else self.total.plus(report)
 
     def check(self) -> None:
         """Raise UserError if the last file, which is complete, has no rows."""
-        report = self.of_source
+        report = self.file_report
         if report is None or report.num_kept or not self.name:
             return
         noun = report.noun

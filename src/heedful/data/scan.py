@@ -24,7 +24,7 @@ from heedful.data.rows import (
     TextUnit,
     hash_cells,
 )
-from heedful.data.splits import Split, Tail, sources_of, split_tail
+from heedful.data.splits import Split, Tail, source_columns, split_tail
 from heedful.data.text_files import BlockPlace
 from heedful.data.workers import map_in_order
 from heedful.progress import track
@@ -127,7 +127,7 @@ class ChunkFacts(NamedTuple):
         first: the index of the first of these rows among all that are kept.
         num_characters: of their texts.
         corpus: its name; "" without corpora.
-        kept, source, place: of the `Chunk`.
+        kept, file_index, place: of the `Chunk`.
     """
 
     first: int
@@ -135,13 +135,13 @@ class ChunkFacts(NamedTuple):
     num_characters: int
     corpus: str
     kept: str | None
-    source: int
+    file_index: int
     place: BlockPlace | None
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts about the rows of a source. Rows that filters drop are not counted, nor have indices.
+    """Facts about the rows of a `RowSource`; rows that filters drop have no counts and no indices.
 
     Attributes:
         reports: of the rows that were read, by corpus ("" without corpora).
@@ -149,7 +149,7 @@ class Scan:
         labels: the rows of each label (`count_labels`), before filters of class `Unique`.
         sample: rows chosen at random, in their order, or all rows, with their report.
         sample_indices: the index of each row of `sample` among all rows.
-        sources: (N,), the hash of the source of each row (`sources_of`), if they were asked for.
+        source_hashes: (N,), of each row the hash of its `source_columns`; None: not asked for.
     """
 
     reports: dict[str, DataReport]
@@ -158,7 +158,7 @@ class Scan:
     labels: Counter[str]
     sample: Rows
     sample_indices: Int64[np.ndarray, " S"]
-    sources: UInt64[np.ndarray, " N"] | None = None
+    source_hashes: UInt64[np.ndarray, " N"] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -177,7 +177,7 @@ def scan_rows(
     sample_size: int | None = None,
     num_workers: int = 1,
     *,
-    with_sources: bool = False,
+    with_source_hashes: bool = False,
     problem: Problem = "single_label",
 ) -> Scan:
     """Read all rows once.
@@ -188,7 +188,7 @@ def scan_rows(
         sample_size: maximum number of sampled rows. With `SAMPLE_CHARACTERS` as a second limit the
             rows with the smallest keys are chosen, random numbers of their chunk and index: the
             choice is independent of the number of workers. None: all rows.
-        with_sources: compute `Scan.sources`.
+        with_source_hashes: compute `Scan.source_hashes`.
         problem: what the labels are.
 
     Raises:
@@ -202,12 +202,12 @@ def scan_rows(
     reports: dict[str, DataReport] = {}
     labels, counter, sample = Counter[str](), ReadCounter(), RowSample(sample_size)
     chunks, waiting, num_rows = list[ChunkFacts](), deque[Chunk](), 0
-    sources = [np.zeros(0, np.uint64)]
+    source_hashes = [np.zeros(0, np.uint64)]
     items = _numbered_chunks(source, waiting, sample)
-    scan_chunk = partial(_scan_chunk, by_row, unique, with_sources, problem)
+    scan_chunk = partial(_scan_chunk, by_row, unique, with_source_hashes, problem)
     for found in map_in_order(scan_chunk, items, num_workers, batch=_BATCH):
         chunk = waiting.popleft()
-        counter.add(chunk.source, found.read, *found.sampled.rows.sources[:1])
+        counter.add(chunk.file_index, found.read, *found.sampled.rows.file_names[:1])
         filtered = found.filters if filtered is None else filtered.plus(found.filters)
         if unique:
             rows_of = partial(_kept_by_row, by_row, chunk)
@@ -220,19 +220,21 @@ def scan_rows(
         is_kept[found.indices] = True
         kept = None if is_kept.all() else np.packbits(is_kept).tobytes().hex()
         sizes = len(found.indices), int(found.sizes.sum())
-        chunks.append(ChunkFacts(num_rows, *sizes, chunk.corpus, kept, chunk.source, chunk.place))
+        chunks.append(
+            ChunkFacts(num_rows, *sizes, chunk.corpus, kept, chunk.file_index, chunk.place)
+        )
         num_rows += len(found.indices)
         sample.add(found.sampled)
-        if found.sources is not None:
-            sources.append(found.sources)
+        if found.source_hashes is not None:
+            source_hashes.append(found.source_hashes)
     counter.check()
-    assert filtered is not None, "a source has at least one chunk"
+    assert filtered is not None, "a row source has at least one chunk"
     report = FilterReport([*filtered.filters, *repeated])
     report.check()
     rows, indices = sample.rows([chunk.first for chunk in chunks])
     if sample_size is None:
         rows.report = reduce(DataReport.plus, reports.values())
-    hashes = np.concatenate(sources) if with_sources else None
+    hashes = np.concatenate(source_hashes) if with_source_hashes else None
     return Scan(reports, report, chunks, labels, rows, indices, hashes)
 
 
@@ -240,9 +242,9 @@ def scanned_chunks(
     source: RowSource, facts: Sequence[ChunkFacts], start: int = 0
 ) -> Iterator[Chunk]:
     """The chunks of a source from number `start` on, after its first pass."""
-    places: dict[int, list[BlockPlace | None]] = {}  # by the index of a source
+    places: dict[int, list[BlockPlace | None]] = {}  # by file index
     for of_chunk in facts:
-        places.setdefault(of_chunk.source, []).append(of_chunk.place)
+        places.setdefault(of_chunk.file_index, []).append(of_chunk.place)
     known = {
         index: [place for place in found if place is not None]
         for index, found in places.items()
@@ -291,7 +293,7 @@ class _ChunkScan:
         indices: (N,), of the rows that filters keep, among all rows of the chunk.
         sizes: (N,), of these rows, in characters.
         hashes: (N,), of these rows, for each filter `Unique`.
-        sources: (N,), as `Scan.sources`, or None.
+        source_hashes: (N,), as `Scan.source_hashes`, or None.
     """
 
     labels: Counter[str]
@@ -302,7 +304,7 @@ class _ChunkScan:
     indices: Int64[np.ndarray, " N"]
     sizes: Int64[np.ndarray, " N"]
     hashes: tuple[UInt64[np.ndarray, " N"], ...]
-    sources: UInt64[np.ndarray, " N"] | None
+    source_hashes: UInt64[np.ndarray, " N"] | None
 
     def filtered(self, is_kept: Bool[np.ndarray, " N"]) -> "_ChunkScan":
         """The same after further filters, which keep the rows at which `is_kept` is True."""
@@ -317,14 +319,14 @@ class _ChunkScan:
             indices=indices,
             sizes=self.sizes[is_kept],
             hashes=tuple(values[is_kept] for values in self.hashes),
-            sources=None if self.sources is None else self.sources[is_kept],
+            source_hashes=None if self.source_hashes is None else self.source_hashes[is_kept],
         )
 
 
 def _scan_chunk(
     filters: Sequence[Filter],
     unique: Sequence[Unique],
-    with_sources: bool,
+    with_source_hashes: bool,
     problem: Problem,
     item: tuple[int, Chunk, float],
 ) -> _ChunkScan:
@@ -347,7 +349,7 @@ def _scan_chunk(
         indices=indices,
         sizes=sizes,
         hashes=tuple(filter.hashes(rows) for filter in unique),
-        sources=hash_cells(sources_of(rows)) if with_sources else None,
+        source_hashes=hash_cells(source_columns(rows)) if with_source_hashes else None,
     )
 
 

@@ -119,7 +119,7 @@ def normalized(text: str) -> str:
     return " ".join(text.split())
 
 
-def sources_of(rows: Rows) -> list[list[str]]:
+def source_columns(rows: Rows) -> list[list[str]]:
     """The normalized columns of the input of each row, without targets, labels and corpora.
 
     Of a chat it is the part before the first answer, so that rows with the first turns of one
@@ -140,7 +140,7 @@ def _opening(chat: Sequence[Mapping[str, Any]]) -> str:
 
 
 def split_by_source(
-    sources: UInt64[np.ndarray, " N"], size: int | float | None, noun: str
+    source_hashes: UInt64[np.ndarray, " N"], size: int | float | None, noun: str
 ) -> Split:
     """Held-out rows chosen at random: all rows of a source, or none.
 
@@ -148,7 +148,7 @@ def split_by_source(
     than `size` may be held out where sources have several.
 
     Args:
-        sources: (N,), the hash of the source of each row.
+        source_hashes: (N,), the hash of the source of each row.
         size: number of held-out rows, or below 1 their fraction of all rows, rounded down to at
             least one row; None: `DEFAULT_VALID_ROWS`, or a tenth of the rows if
             that is fewer.
@@ -157,7 +157,7 @@ def split_by_source(
     Raises:
         UserError: there would be fewer training rows than held-out rows.
     """
-    num_rows = len(sources)
+    num_rows = len(source_hashes)
     if size is None:
         from heedful.config import DEFAULT_VALID_ROWS  # whose schema a translation needs not
 
@@ -168,7 +168,7 @@ def split_by_source(
             f"data.valid_size {size} of {num_rows} {noun} would leave too few to train"
             " on; lower it, or give data.valid"
         )
-    ordered = np.sort(sources)
+    ordered = np.sort(source_hashes)
     firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     sizes = np.diff(firsts, append=num_rows)
     chosen = _choose_groups(sizes, count)
@@ -177,7 +177,7 @@ def split_by_source(
             f"data.valid_size: {num_rows} {noun} have {len(sizes)} different sources, too few to"
             " hold out all rows of some; give data.valid"
         )
-    return Split(np.flatnonzero(_is_in(np.sort(ordered[firsts[chosen]]), sources)))
+    return Split(np.flatnonzero(_is_in(np.sort(ordered[firsts[chosen]]), source_hashes)))
 
 
 def _choose_groups(sizes: Int64[np.ndarray, " g"], count: int) -> Int64[np.ndarray, " c"]:
@@ -243,7 +243,7 @@ def split_tail(
 
 @dataclass(frozen=True)
 class KnownRows:
-    """Hashes of the held-out rows, to find training rows with their sources (`sources_of`).
+    """Hashes of the held-out rows, to find training rows with their sources (`source_columns`).
 
     A row takes 12 bytes, with `both_directions` 24. Digests have 64 bits: of 100 million training
     rows one is dropped by mistake with a probability below 0.000001 for each 100,000 held-out rows.
@@ -265,7 +265,7 @@ class KnownRows:
         """The hashes of some rows, of which one group at a time is in memory."""
         digests, checksums = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
         for rows in groups:
-            sources = sources_of(rows)
+            sources = source_columns(rows)
             kinds = [sources]
             if both_directions and _TARGET in rows:
                 kinds.append([[*map(normalized, rows[_TARGET])], sources[0]])
@@ -278,7 +278,7 @@ class KnownRows:
         """The rows that are not known; the report counts the others."""
         if not len(self.digests):
             return rows
-        sources = sources_of(rows)
+        sources = source_columns(rows)
         candidates = np.flatnonzero(_is_in(self.checksums, _checksums(sources[0])))
         if not len(candidates):
             return rows

@@ -19,4 +19,4 @@ class MaskedPairs:
             for src, tgt in zip(rows["src"], rows["tgt"], strict=True)
         ]
         columns = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
-        return Rows({**rows.columns, **columns}, rows.report, rows.sources, rows.locations)
+        return Rows({**rows.columns, **columns}, rows.report, rows.file_names, rows.locations)

@@ -149,9 +149,14 @@ class FirstPass:
                 summaries |= _summaries(raw.sources[name], read)
         train = raw.rows_of("train")
         workers = choose_workers(recipe.data.workers, train.num_bytes)
-        with_sources = "valid" not in held_out and raw.hold_out_tail is None
+        with_source_hashes = "valid" not in held_out and raw.hold_out_tail is None
         scan = scan_rows(
-            train, raw.filters, sample_size, workers, with_sources=with_sources, problem=problem
+            train,
+            raw.filters,
+            sample_size,
+            workers,
+            with_source_hashes=with_source_hashes,
+            problem=problem,
         )
         summaries = _summaries(raw.sources["train"], scan) | summaries
         has_labels = bool(scan.labels) or problem != "single_label"
@@ -163,8 +168,8 @@ class FirstPass:
             if raw.hold_out_tail is not None:
                 split = raw.hold_out_tail(scan)
             else:
-                assert scan.sources is not None
-                split = split_by_source(scan.sources, recipe.data.valid_size, scan.noun)
+                assert scan.source_hashes is not None
+                split = split_by_source(scan.source_hashes, recipe.data.valid_size, scan.noun)
             valid = take_held_out(train, scan.chunks, split, workers)
             num_chosen = len(valid)
             if labels and problem != "regression":
@@ -199,13 +204,13 @@ def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tup
 
     If nothing were held out then, the split stays.
     """
-    assert scan.sources is not None
-    sources, is_held = scan.sources[split.held_out], np.ones(len(valid), bool)
+    assert scan.source_hashes is not None
+    hashes, is_held = scan.source_hashes[split.held_out], np.ones(len(valid), bool)
     held = count_labels(valid, problem)
     lost = {label for label, count in held.items() if count == scan.labels[label]}
     for index in range(len(valid)) if lost else ():
         if lost & count_labels(valid.select(np.array([index])), problem).keys():
-            is_returned = sources == sources[index]
+            is_returned = hashes == hashes[index]
             is_held &= ~is_returned
             lost -= count_labels(valid.select(np.flatnonzero(is_returned)), problem).keys()
     if is_held.all() or not is_held.any():
