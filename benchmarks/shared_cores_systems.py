@@ -30,7 +30,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import library as kernels
 from heedful.processes import Processes
-from heedful.training.step import TrainedNet, TrainStep, WeightUpdates, step_batches
+from heedful.training.step import LossNet, TrainedNet, WeightUpdates, step_batches
 from shared_cores_commands import COMMANDS, command_work
 from training_speed import (
     QUICK,
@@ -121,9 +121,11 @@ def trained(size: str, precision: str, batches: Sequence[Batch]) -> Work:
     torch.manual_seed(1)
     settings = Training.model_validate({"label_smoothing": SMOOTHING})
     net = heedful_model((SIZES | QUICK)[size])
-    step = TrainStep(net, partial(batch_loss, label_smoothing=SMOOTHING))
+    loss_net = LossNet(net, partial(batch_loss, label_smoothing=SMOOTHING))
     alone = Processes()
-    updates = WeightUpdates(TrainedNet(step), settings, alone, precision=precision, compiler=None)
+    updates = WeightUpdates(
+        TrainedNet(loss_net), settings, alone, precision=precision, compiler=None
+    )
     batches_of_steps = step_batches(
         lambda epoch: range(len(batches)),
         lambda epoch, index: batches[index],

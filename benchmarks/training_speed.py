@@ -44,7 +44,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import library as kernels
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.training.trainer import Trainer
 from heedful.zoo import vaswani2017
 from step_products import record_products, runner
@@ -206,9 +206,9 @@ def heedful_step(
         }
     )
     nowhere = Checkpoints(Path(tempfile.gettempdir()), keep=1)  # a step writes none
-    train_step = TrainStep(net, partial(batch_loss, label_smoothing=smoothing))
+    loss_net = LossNet(net, partial(batch_loss, label_smoothing=smoothing))
     trainer = Trainer(
-        train_step,
+        loss_net,
         settings,
         lambda step: RATE,
         nowhere,

@@ -141,7 +141,7 @@ def _measure(
     FLOPs are counted in passes over the last batches, after all steps.
     """
     settings, net = run.task.recipe.training, run.model.net
-    timer = StepTimer(run.train_step(), settings, precision, device)
+    timer = StepTimer(run.loss_net(), settings, precision, device)
     seconds: list[float] = []
     tokens: list[int] = []
     taken: list[list[Batch]] = []
@@ -158,7 +158,7 @@ def _measure(
     peak_bytes = _peak_bytes(device)  # before more is computed without the kernels
     with kernels.unused(), ProductCounter() as products:
         for batch in taken[-1]:
-            timer.step(batch).loss.backward()
+            timer.loss_net(batch).loss.backward()
     flops = mean_tokens * products.flops / tokens[-1]
     return _StepCost(seconds_per_step, mean_tokens, flops, state_bytes, peak_bytes)
 

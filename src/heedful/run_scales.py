@@ -19,7 +19,7 @@ from heedful.progress import track
 from heedful.tasks.start import PreparedRun, checked_task, open_run
 from heedful.training.checkpoint import BestModel, Checkpoints
 from heedful.training.run_report import RecordedRun
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.zoo.saved import WEIGHTS, load_tensors, read_step, set_weights, trainable, weights_of
 
 MAX_CHECKPOINTS = 8
@@ -94,5 +94,7 @@ def _batches(run: PreparedRun, device: torch.device) -> list[Batch]:
 def _measure(run: PreparedRun, batches: list[Batch]) -> LayerScales:
     """The scales of the net with its present weights, by the task's loss."""
     task, net = run.task, run.model.net
-    step = TrainStep(net, partial(task.loss, label_smoothing=task.recipe.training.label_smoothing))
-    return layer_scales(net, batches, lambda net, batch: step(batch))
+    loss_net = LossNet(
+        net, partial(task.loss, label_smoothing=task.recipe.training.label_smoothing)
+    )
+    return layer_scales(net, batches, lambda net, batch: loss_net(batch))

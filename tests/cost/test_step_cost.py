@@ -29,7 +29,7 @@ from heedful.models.adapters import LoRA, add_lora, freeze
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.zoo import architecture
 from heedful.zoo.architectures import meta_net
 
@@ -70,15 +70,15 @@ def net_of(name: str, **keys: Any) -> nn.Module:
     return architecture(name).build(config_of(name, SIZES, keys))
 
 
-def executed_flops(step: TrainStep, batch: Batch) -> int:
+def executed_flops(loss_net: LossNet, batch: Batch) -> int:
     with ProductCounter() as counter:
-        step.train()(batch).loss.backward()
+        loss_net.train()(batch).loss.backward()
     return counter.flops
 
 
-def traced_flops(step: TrainStep, batch: Batch) -> int:
+def traced_flops(loss_net: LossNet, batch: Batch) -> int:
     """Of a step whose net is on the meta device."""
-    cost = trace_step(step, [batch], training(), "fp32")
+    cost = trace_step(loss_net, [batch], training(), "fp32")
     return cost.forward_flops + cost.backward_flops
 
 
@@ -108,12 +108,12 @@ def test_flops_and_memory_are_those_of_a_real_step(index: int, name: str) -> Non
     keys = one_layer(name) if name in ALIKE else {}
     net = net_of(name, **keys)
     batch = batch_of(net)
-    step = TrainStep(net, LOSS, activation_checkpointing=checkpointed)
+    loss_net = LossNet(net, LOSS, activation_checkpointing=checkpointed)
     with kernels.unused():  # plans count what torch allocates
-        real = count_step(step, [batch, batch], settings, "fp32")
+        real = count_step(loss_net, [batch, batch], settings, "fp32")
     meta = meta_net(name, config_of(name, SIZES, keys), "model")
-    step = TrainStep(meta, LOSS, activation_checkpointing=checkpointed)
-    assert trace_step(step, [batch, batch], settings, "fp32") == real
+    loss_net = LossNet(meta, LOSS, activation_checkpointing=checkpointed)
+    assert trace_step(loss_net, [batch, batch], settings, "fp32") == real
     assert parameters_by_part(meta)["total"] == sum(p.numel() for p in net.parameters())
 
 
@@ -135,10 +135,10 @@ def test_flops_with_settings(
 ) -> None:
     net = net_of(name, **keys)
     batch = batch_of(net, rows=2, width=width)
-    step = TrainStep(net, LOSS, activation_checkpointing=checkpointed)
+    loss_net = LossNet(net, LOSS, activation_checkpointing=checkpointed)
     meta = meta_net(name, config_of(name, SIZES, keys), "model")
-    planned = TrainStep(meta, LOSS, activation_checkpointing=checkpointed)
-    assert traced_flops(planned, batch) == executed_flops(step, batch)
+    planned = LossNet(meta, LOSS, activation_checkpointing=checkpointed)
+    assert traced_flops(planned, batch) == executed_flops(loss_net, batch)
 
 
 def test_flops_of_frozen_nets_and_adapters() -> None:
@@ -149,15 +149,15 @@ def test_flops_of_frozen_nets_and_adapters() -> None:
         for own in (net, meta) if patterns else ():
             freeze(own, patterns, "training.freeze")
         batch = batch_of(net)
-        planned = traced_flops(TrainStep(meta, LOSS), batch)
-        assert planned == executed_flops(TrainStep(net, LOSS), batch), patterns
+        planned = traced_flops(LossNet(meta, LOSS), batch)
+        assert planned == executed_flops(LossNet(net, LOSS), batch), patterns
     keys = {"tie_embeddings": False}
     net, meta = net_of("llama", **keys), meta_net("llama", config_of("llama", SIZES, keys), "model")
     for own in (net, meta):
         add_lora(own, LoRA(2, 4.0, 0.0, ("q", "v", "down")))
     batch = batch_of(net)
-    planned = traced_flops(TrainStep(meta, LOSS), batch)
-    assert planned == executed_flops(TrainStep(net, LOSS), batch)
+    planned = traced_flops(LossNet(meta, LOSS), batch)
+    assert planned == executed_flops(LossNet(net, LOSS), batch)
 
 
 def test_activations_are_what_autograd_saves() -> None:
@@ -170,16 +170,16 @@ def test_activations_are_what_autograd_saves() -> None:
         kept.append(tensor)
         return tensor
 
-    step = TrainStep(net, LOSS).train()
+    loss_net = LossNet(net, LOSS).train()
     others = [*net.parameters(), *net.buffers(), batch.tokens.ids, batch.target_positions]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        sums = step(batch)
+        sums = loss_net(batch)
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
     for tensor in others:
         sizes.pop(tensor.untyped_storage().data_ptr(), None)
     del sums
     head = 4 * 64 * (batch.num_targets + int(str(SIZES["vocab_size"])))
-    planned = count_step(step, [batch], training(), "fp32").activations
+    planned = count_step(loss_net, [batch], training(), "fp32").activations
     # A few tensors more live until the backward pass, such as the states before the head.
     assert planned / 1.1 < sum(sizes.values()) + head <= planned
 
@@ -202,8 +202,8 @@ def test_an_accelerator_keeps_no_attention_weights_and_calls_all_experts() -> No
 
     def activations(*, on_accelerator: bool) -> int:
         meta = meta_net("gpt2", config_of("gpt2", SIZES, {"dropout": 0.1}), "model")
-        step = TrainStep(meta, LOSS)
-        traced = trace_step(step, [batch], training(), "bf16", on_accelerator=on_accelerator)
+        loss_net = LossNet(meta, LOSS)
+        traced = trace_step(loss_net, [batch], training(), "bf16", on_accelerator=on_accelerator)
         return traced.activations
 
     weights = 2 * 2 * 3 * 40 * 40  # elements in two layers, two heads, three rows
@@ -211,8 +211,8 @@ def test_an_accelerator_keeps_no_attention_weights_and_calls_all_experts() -> No
     batch = batch_of(net_of("mixtral"))
     flops = []
     for on_accelerator in (False, True):
-        step = TrainStep(meta_net("mixtral", config_of("mixtral", SIZES, {}), "model"), LOSS)
-        traced = trace_step(step, [batch], training(), "bf16", on_accelerator=on_accelerator)
+        loss_net = LossNet(meta_net("mixtral", config_of("mixtral", SIZES, {}), "model"), LOSS)
+        traced = trace_step(loss_net, [batch], training(), "bf16", on_accelerator=on_accelerator)
         flops.append(traced.forward_flops)
     assert flops[0] < flops[1]
 
@@ -238,7 +238,7 @@ def test_the_optimizers_state_is_counted() -> None:
     net = net_of("llama")
     count = sum(p.numel() for p in net.parameters())
     memory = {
-        name: count_step(TrainStep(net, LOSS), [batch_of(net)], training(name), "fp32")
+        name: count_step(LossNet(net, LOSS), [batch_of(net)], training(name), "fp32")
         for name in ("adam", "muon")
     }
     assert memory["adam"].gradients == memory["adam"].weights == 4 * count
@@ -254,7 +254,7 @@ def test_a_net_with_random_weights_takes_the_steps_of_the_planned_one(name: str)
     net = with_random_weights(planned)
     shared = [len({id(p) for p in n.parameters()}) for n in (planned, net)]
     assert shared[0] == shared[1]  # tied embeddings stay tied
-    timer = StepTimer(TrainStep(net, LOSS), training(), "fp32", torch.device("cpu"))
+    timer = StepTimer(LossNet(net, LOSS), training(), "fp32", torch.device("cpu"))
     assert timer.take([batch_of(net)]) > 0
     parameters = [*net.parameters()]
     assert {id(p) for p in parameters} == {id(p) for p in timer.optimizer.state}

@@ -13,7 +13,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.residual import Dropout
 from heedful.parts.tokens import Tokens
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.zoo import ARCHITECTURES
 from option_space import VOCAB
 from trainers import batch_for
@@ -41,9 +41,9 @@ def batch_of(net: Any) -> Batch:
 
 
 def loss_and_gradients(net: Any, batch: Batch, device: str, **keys: Any) -> dict[str, Tensor]:
-    step = TrainStep(net.to(device), batch_loss, **keys)
-    step.train().zero_grad()
-    sums = step(batch.to(device))
+    loss_net = LossNet(net.to(device), batch_loss, **keys)
+    loss_net.train().zero_grad()
+    sums = loss_net(batch.to(device))
     sums.loss.backward()
     # Copies: `Module.to` moves the gradients in place.
     grads = {key: p.grad.cpu().clone() for key, p in net.named_parameters() if p.grad is not None}

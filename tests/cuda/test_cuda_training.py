@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from architectures import tiny
-from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
+from encoder_runs import PreparedTask, assert_resumes, loss_net_of, recipe_of
 from heedful import processes
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
@@ -24,7 +24,7 @@ from heedful.training.block_compiler import BlockCompiler
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import StepDone
 from heedful.training.listeners import read_log
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.training.trainer import Trainer
 from option_space import VOCAB
 
@@ -69,10 +69,10 @@ def test_a_step_does_not_wait_for_the_device(task: str, precision: str, tmp_path
     run = PreparedTask(recipe, tmp_path / "data")
     batches = [run.load_batch(item) for item in run.plan_epoch(0)]
     settings = recipe.training.model_copy(update={"log_every": 1000})
-    step = train_step(run, "cuda")
+    loss_net = loss_net_of(run, "cuda")
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
     trainer = Trainer(
-        step,
+        loss_net,
         settings,
         lambda step: 0.01,
         checkpoints,
@@ -150,14 +150,14 @@ def test_packed_rows_by_flex_attention_have_the_gradients_of_other_attention(
     name = "llama" if window is None else "mistral"
     keys: dict[str, Any] = {"head_dim": 16, "max_length": 400, "dropout": 0.0}
     net = tiny(name, **keys, **({} if window is None else {"window": window}))
-    expected = packed_gradients(TrainStep(net, batch_loss).train(), "cpu")
-    step = TrainStep(net.float().to("cuda"), batch_loss).train()
-    BlockCompiler(step.net)
+    expected = packed_gradients(LossNet(net, batch_loss).train(), "cpu")
+    loss_net = LossNet(net.float().to("cuda"), batch_loss).train()
+    BlockCompiler(loss_net.net)
     used = mock.patch.object(
         attend_fused, "packed_block_mask", side_effect=attend_fused.packed_block_mask
     )
     with used as calls:
-        actual = packed_gradients(step, "cuda")
+        actual = packed_gradients(loss_net, "cuda")
     assert calls.called
     for ours, reference in zip(actual, expected, strict=True):
         scale = reference.double().abs().max()
@@ -166,7 +166,7 @@ def test_packed_rows_by_flex_attention_have_the_gradients_of_other_attention(
         )
 
 
-def packed_gradients(step: TrainStep, device: str) -> list[torch.Tensor]:
+def packed_gradients(loss_net: LossNet, device: str) -> list[torch.Tensor]:
     """Loss and gradients for rows of three texts, one of which has padding."""
     lengths = ([200, 70, 30], [10, 150, 100])
     segments = torch.zeros(2, 300, dtype=torch.long)
@@ -185,8 +185,8 @@ def packed_gradients(step: TrainStep, device: str) -> list[torch.Tensor]:
         indices=np.arange(2),
         num_tokens=560,
     ).to(device)
-    step.zero_grad()
-    loss = step(batch).loss
+    loss_net.zero_grad()
+    loss = loss_net(batch).loss
     loss.backward()
-    grads = [p.grad.cpu().clone() for p in step.parameters() if p.grad is not None]
+    grads = [p.grad.cpu().clone() for p in loss_net.parameters() if p.grad is not None]
     return [loss.detach().cpu(), *grads]

@@ -25,7 +25,7 @@ from heedful.parts.positions import AlibiBias, RelativePositionBias, RotaryPosit
 from heedful.parts.residual import Dropout
 from heedful.parts.tokens import MaskSpec, Tokens
 from heedful.parts.unpadding import Unpadding
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from option_space import SEARCH, VOCAB
 
 
@@ -91,13 +91,13 @@ def shapes_of_blocks(net: nn.Module) -> Any:
 
 def gradients(net: nn.Module, batch: Batch, *, skips_padding: bool, **options: Any) -> Any:
     """Loss, gradients by name, and the shapes of the inputs of blocks."""
-    step = TrainStep(net, exact_loss, **options).train()
+    loss_net = LossNet(net, exact_loss, **options).train()
     for stack in stacks_of(net):
         assert stack.skips_padding
         stack.skips_padding = skips_padding
     torch.manual_seed(5)
     with shapes_of_blocks(net) as shapes:
-        loss = step(batch).loss
+        loss = loss_net(batch).loss
         loss.backward()
     grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     net.zero_grad(set_to_none=True)
@@ -187,10 +187,10 @@ def test_dropout_of_attention_weights_is_the_same(name: str) -> None:
         attention.dropout.p = 0.4
     batch = batch_of(net)
     assert_equal(net, batch)
-    loss = TrainStep(net, exact_loss).train()(batch).loss.detach()
+    loss = LossNet(net, exact_loss).train()(batch).loss.detach()
     for attention in attentions:
         attention.dropout.p = 0.0
-    assert abs(TrainStep(net, exact_loss)(batch).loss.detach() - loss) > 1e-6  # it does act
+    assert abs(LossNet(net, exact_loss)(batch).loss.detach() - loss) > 1e-6  # it does act
 
 
 def test_the_balance_loss_of_experts_is_included() -> None:
@@ -282,7 +282,7 @@ def test_every_dropout_of_a_block_has_its_rate_without_padding() -> None:
     handles = [module.register_forward_hook(record) for module in names]
     for seed in range(40):
         torch.manual_seed(seed)
-        TrainStep(net, exact_loss).train()(batch)
+        LossNet(net, exact_loss).train()(batch)
     for handle in handles:
         handle.remove()
     assert dropped.keys() == set(names.values())
@@ -295,7 +295,7 @@ def test_every_dropout_of_a_block_has_its_rate_without_padding() -> None:
 def blocks_are_padded(net: nn.Module, batch: Batch) -> bool:
     """True if the blocks of the decoder or encoder get the padded states of a training step."""
     with shapes_of_blocks(net) as shapes:
-        TrainStep(net, batch_loss)(batch)
+        LossNet(net, batch_loss)(batch)
     return all(shape[0] == batch.tokens.ids.size(0) for shape in shapes)
 
 
@@ -327,7 +327,7 @@ def test_hooks_on_attention_weights_get_those_of_padded_rows() -> None:
 
 def test_the_output_is_zero_at_padding() -> None:
     net = tiny("gpt2").train()
-    TrainStep(net, batch_loss)
+    LossNet(net, batch_loss)
     batch = batch_of(net)
     assert batch.tokens.real is not None
     states = net.decode(batch.tokens)

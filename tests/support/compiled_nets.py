@@ -21,7 +21,7 @@ from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.cache import Cache
 from heedful.parts.losses import LossSum, cross_entropy
 from heedful.parts.tokens import Tokens
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from option_space import EXACT, VOCAB
 from single_stacks import Single, decoder
 
@@ -87,11 +87,11 @@ def train(net: Any) -> None:
         logits = net.head(net.decode(batch.tokens)).flatten(0, 1)
         return cross_entropy(logits, batch.tokens.ids.flatten())
 
-    step = TrainStep(net, loss)
+    loss_net = LossNet(net, loss)
     batch = SimpleNamespace(tokens=_batch(4, 8))
-    actual = torch.compile(step, fullgraph=True, backend="eager")(batch).loss
+    actual = torch.compile(loss_net, fullgraph=True, backend="eager")(batch).loss
     assert actual > loss(net, batch).loss
-    torch.testing.assert_close(actual, step(batch).loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual, loss_net(batch).loss, rtol=1e-6, atol=0)
     actual.backward()
 
 

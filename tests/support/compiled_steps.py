@@ -18,7 +18,7 @@ from torch.nn.attention import flex_attention
 
 import heedful.run
 from architectures import tiny
-from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
+from encoder_runs import PreparedTask, assert_resumes, loss_net_of, recipe_of
 from heedful.data import buckets
 from heedful.data.buckets import BatchShape, pad_batch
 from heedful.data.collate import Batch
@@ -29,7 +29,7 @@ from heedful.tasks import start
 from heedful.training.block_compiler import BlockCompiler
 from heedful.training.events import StepDone
 from heedful.training.listeners import read_log
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from option_space import VOCAB
 
 # Of each family, with a loss of its own, and with several texts in a row.
@@ -74,15 +74,15 @@ def run_of(name: str, folder: Path, **changes: Any) -> PreparedTask:
     return PreparedTask(recipe_of(task, folder, **(keys | changes)), folder / "data")
 
 
-def gradients(step: TrainStep, batch: Batch) -> list[Tensor]:
+def gradients(loss_net: LossNet, batch: Batch) -> list[Tensor]:
     """Loss, likelihood and the gradient of every weight."""
-    step.zero_grad()
-    sums = step(batch)
+    loss_net.zero_grad()
+    sums = loss_net(batch)
     sums.loss.backward()
     return [
         sums.loss.detach(),
         sums.nll,
-        *(p.grad for p in step.parameters() if p.grad is not None),
+        *(p.grad for p in loss_net.parameters() if p.grad is not None),
     ]
 
 
@@ -97,9 +97,9 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 def has_eager_gradients(name: str, folder: Path) -> None:
     """In fp64, and few graphs: none is made in the second epoch."""
     run = run_of(name, folder)
-    eager = train_step(run).double().train()
-    step = copy.deepcopy(eager)
-    compiling = compiler(step.net)
+    eager = loss_net_of(run).double().train()
+    loss_net = copy.deepcopy(eager)
+    compiling = compiler(loss_net.net)
     shapes = run.task.batch_shapes(run.data)
     assert len(shapes) <= NUM_SHAPES
     compiled_shapes: set[Any] = set()
@@ -110,7 +110,7 @@ def has_eager_gradients(name: str, folder: Path) -> None:
         shape = (*padded.tokens.ids.shape, *source, padded.tokens.segments is None)
         stance: Any = "fail_on_recompile" if shape in compiled_shapes else "default"
         with torch.compiler.set_stance(stance), compiling.step(padded):
-            actual = gradients(step, padded)
+            actual = gradients(loss_net, padded)
         assert_same(actual, gradients(eager, batch))
         compiled_shapes.add(shape)
     assert len(compiled_shapes) <= len(shapes)
@@ -128,10 +128,10 @@ def mixtral_has_eager_gradients() -> None:
         indices=np.arange(3),
         num_tokens=len(positions),
     )
-    eager = TrainStep(net, batch_loss).train()
-    step = copy.deepcopy(eager)
-    compiler(step.net)
-    actual = gradients(step, pad_batch(batch, [BatchShape(rows=4, width=8)]))
+    eager = LossNet(net, batch_loss).train()
+    loss_net = copy.deepcopy(eager)
+    compiler(loss_net.net)
+    actual = gradients(loss_net, pad_batch(batch, [BatchShape(rows=4, width=8)]))
     assert_same(actual, gradients(eager, batch))
 
 
@@ -147,36 +147,36 @@ def packs_rows_by_flex_attention() -> None:
         targets = torch.randint(VOCAB, positions.shape)
         sizes: dict[str, Any] = {"indices": np.arange(1), "num_tokens": 170}
         batches.append(Batch(tokens=tokens, targets=targets, target_positions=positions, **sizes))
-    step = TrainStep(net, batch_loss).train()
-    expected = [[x.clone() for x in gradients(step, batch)] for batch in batches]
+    loss_net = LossNet(net, batch_loss).train()
+    expected = [[x.clone() for x in gradients(loss_net, batch)] for batch in batches]
     patched = {
         (attend_flex, "can_skip_blocks"): lambda spec, device: True,
         (attention, "_FUSED_WEIGHTS"): 0,
         (flex_attention, "_validate_device"): lambda *tensors: None,  # which needs a GPU
     }
-    compiler(step.net)
+    compiler(loss_net.net)
     with ExitStack() as stack:
         for (module, name), value in patched.items():
             stack.enter_context(mock.patch.object(module, name, value))
         for batch, own in zip(batches, expected, strict=True):
             stance: Any = "default" if batch is batches[0] else "fail_on_recompile"
             with torch.compiler.set_stance(stance):
-                assert_same(gradients(step, batch), own)
+                assert_same(gradients(loss_net, batch), own)
 
 
 def samples_new_dropout_masks(folder: Path) -> None:
     """From torch's generator: equal for equal seeds, else other elements."""
     run = run_of("translation", folder, model__dropout=0.3)
-    step = train_step(run).train()
-    compiler(step.net)
+    loss_net = loss_net_of(run).train()
+    compiler(loss_net.net)
     batch = pad_batch(run.load_batch(run.plan_epoch(0)[0]), run.task.batch_shapes(run.data))
     losses = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        losses.append(gradients(step, batch))
+        losses.append(gradients(loss_net, batch))
     assert_same(losses[0], losses[2])
     assert (losses[0][0] - losses[1][0]).abs() > 1e-3
-    checkpointed = copy.deepcopy(step)
+    checkpointed = copy.deepcopy(loss_net)
     for stack in (checkpointed.net.encoder, checkpointed.net.decoder):
         stack.activation_checkpointing = True
     torch.manual_seed(1)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from encoder_runs import PreparedTask, train_step
+from encoder_runs import PreparedTask, loss_net_of
 from heedful.recipe_files import load_recipe
 
 
@@ -33,12 +33,14 @@ def main(folder: Path, rank: int, world: int) -> None:
         run = PreparedTask(load_recipe(path), folder / "data")
         plan = run.plan_epoch(0)[:world]
         targets = sum(run.load_batch(item).num_targets for item in plan)
-        step = DistributedDataParallel(train_step(run).eval())
-        actual = step(run.load_batch(run.plan_epoch(0)[rank::world][0]))
+        loss_net = DistributedDataParallel(loss_net_of(run).eval())
+        actual = loss_net(run.load_batch(run.plan_epoch(0)[rank::world][0]))
         # DDP takes the mean over the processes; the loss is of all their targets.
         (actual.loss * world / targets).backward()
         if rank == 0:
-            grads = {n: p.grad for n, p in step.module.net.named_parameters() if p.grad is not None}
+            grads = {
+                n: p.grad for n, p in loss_net.module.net.named_parameters() if p.grad is not None
+            }
             save_file(grads, folder / f"{path.stem}.safetensors")
     distributed.barrier()  # neither leaves while the other still reads
     distributed.destroy_process_group()

@@ -24,7 +24,7 @@ from heedful.tasks.rdrop import RDropLoss
 from heedful.tasks.run_data import Inherited
 from heedful.tasks.word_dropout import WordDropoutLoss
 from heedful.training.events import Event, StepDone
-from heedful.training.step import LossFunction, TrainStep
+from heedful.training.step import LossFunction, LossNet
 from heedful.zoo import architecture
 from heedful.zoo.saved import make_config
 from option_space import randomized
@@ -132,7 +132,7 @@ class PreparedTask:
         return self.task.compute_final_scores(self.model, self.data, out)
 
 
-def train_step(run: PreparedTask, device: str = "cpu") -> TrainStep:
+def loss_net_of(run: PreparedTask, device: str = "cpu") -> LossNet:
     """A net for a task's data with its loss, equal at every call."""
     name = run.recipe.model["architecture"]
     keys = run.recipe.model | run.task.model_keys(run.data, name)
@@ -150,7 +150,7 @@ def train_step(run: PreparedTask, device: str = "cpu") -> TrainStep:
         loss = RDropLoss(training.r_drop, smoothing)
     if training.word_dropout:
         loss = WordDropoutLoss(loss, run.tokenizers, training.word_dropout, torch.device(device))
-    return TrainStep(net, loss)
+    return LossNet(net, loss)
 
 
 def words(vocabulary: Sequence[str]) -> Tokenizer:

@@ -22,7 +22,7 @@ from heedful.parts import losses
 from heedful.parts.losses import LossSum, head_loss
 from heedful.parts.positions import RelativePositionBias
 from heedful.parts.tokens import Tokens
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from option_space import VOCAB
 
 NETS: dict[str, dict[str, Any]] = {
@@ -55,9 +55,9 @@ def objective(net: Any, inputs: Any) -> LossSum:
     return head_loss(net.head, states[tokens.real], tokens.ids[tokens.real])
 
 
-def gradients(step: TrainStep) -> dict[str, Tensor]:
+def gradients(loss_net: LossNet) -> dict[str, Tensor]:
     """The whole gradient of each parameter, by its name."""
-    actual = {n: p.grad for n, p in step.net.named_parameters() if p.grad is not None}
+    actual = {n: p.grad for n, p in loss_net.net.named_parameters() if p.grad is not None}
     return {n: g.full_tensor() if hasattr(g, "full_tensor") else g for n, g in actual.items()}
 
 
@@ -83,20 +83,20 @@ def main(folder: Path, rank: int, world: int) -> None:
     targets = int(batch(0, ROWS).tokens.real.sum())
     share = ROWS // world
     for name, checkpointed in product(NETS, (False, True)):
-        step = TrainStep(net_of(name), objective, activation_checkpointing=checkpointed)
-        for module in step.net.modules():
+        loss_net = LossNet(net_of(name), objective, activation_checkpointing=checkpointed)
+        for module in loss_net.net.modules():
             if isinstance(module, RelativePositionBias):  # blocks share it
                 fully_shard(module, mesh=mesh)
-        for stack in (getattr(step.net, side, None) for side in ("encoder", "decoder")):
+        for stack in (getattr(loss_net.net, side, None) for side in ("encoder", "decoder")):
             for block in [] if stack is None else stack.blocks:
                 fully_shard(block, mesh=mesh)
         if name == "llama":  # a head with untied weights may be sharded separately
-            fully_shard(step.net.head, mesh=mesh)
-        fully_shard(step, mesh=mesh)
-        actual = step(batch(rank * share, (rank + 1) * share))
+            fully_shard(loss_net.net.head, mesh=mesh)
+        fully_shard(loss_net, mesh=mesh)
+        actual = loss_net(batch(rank * share, (rank + 1) * share))
         # FSDP2 takes the mean over the processes; the loss is of all their targets.
         (actual.loss * world / targets).backward()
-        grads = gradients(step)
+        grads = gradients(loss_net)
         if rank == 0:
             save_file(grads, folder / f"{name}-{checkpointed}.safetensors")
     distributed.barrier()

@@ -10,7 +10,7 @@ from heedful.evaluation.likelihood import batch_loss
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import EvaluationResult
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.training.trainer import Trainer
 from heedful.zoo import vaswani2017
 from heedful.zoo.saved import weights_of
@@ -82,7 +82,7 @@ def trainer_of(
     }
     loss = hooks.pop("loss", lambda net, batch: batch_loss(net, batch, label_smoothing=smoothing))
     trainer = Trainer(
-        TrainStep(net, loss),
+        LossNet(net, loss),
         keys,
         rate or (lambda step: 0.01),
         Checkpoints(

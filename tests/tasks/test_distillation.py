@@ -18,9 +18,9 @@ from encoder_runs import (
     TWO_STACKS,
     PreparedTask,
     assert_resumes,
+    loss_net_of,
     recipe_of,
     sentences,
-    train_step,
     write,
 )
 from heedful.config import Distillation, parse_recipe
@@ -98,7 +98,7 @@ def two_nets(task: str, folder: Path) -> tuple[Any, ...]:
     for count in (1, 2):
         keys = {f"model__{key}": value for key, value in layers_of(task, count).items()}
         run = PreparedTask(recipe_of(task, folder, **keys), folder / "data")
-        nets.append(train_step(run).net.eval())
+        nets.append(loss_net_of(run).net.eval())
         with torch.no_grad():
             for parameter in nets[-1].parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from encoder_runs import PreparedTask, assert_resumes, recipe_of, train_step
+from encoder_runs import PreparedTask, assert_resumes, loss_net_of, recipe_of
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss, target_states
 from heedful.parts import losses
@@ -17,7 +17,7 @@ ALPHA, SMOOTHING = 3.0, 0.1
 def net_and_batch(task, folder, dropout=0.3):
     recipe = recipe_of(task, folder, model__dropout=dropout)
     run = PreparedTask(recipe, folder / "data")
-    return train_step(run).net, run.load_batch(run.plan_epoch(0)[0])
+    return loss_net_of(run).net, run.load_batch(run.plan_epoch(0)[0])
 
 
 def gradients(net, loss):

@@ -9,13 +9,13 @@ from architectures import ARCHITECTURES, tiny
 from encoder_runs import recipe_of
 from heedful.evaluation.likelihood import batch_loss
 from heedful.run import train
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from trainers import batch_for
 
 
 def gradients(net, *, activation_checkpointing):
     """Gradients of a step with fixed random numbers, and the number of block calls."""
-    step = TrainStep(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
+    loss_net = LossNet(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
     runs = []
     blocks = [module for name, module in net.named_modules() if name.endswith("blocks.0")]
     hooks = [
@@ -23,7 +23,7 @@ def gradients(net, *, activation_checkpointing):
         for block in blocks
     ]
     torch.manual_seed(3)
-    step(batch_for(net)).loss.backward()
+    loss_net(batch_for(net)).loss.backward()
     for hook in hooks:
         hook.remove()
     actual = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
@@ -44,7 +44,7 @@ def test_gradients_are_bit_equal_with_dropout(name):
 
 def saved_bytes(net, *, activation_checkpointing):
     """Bytes of the storages saved by a forward pass, weights excluded."""
-    step = TrainStep(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
+    loss_net = LossNet(net, batch_loss, activation_checkpointing=activation_checkpointing).train()
     weights = {weight.untyped_storage().data_ptr() for weight in net.parameters()}
     saved = {}
 
@@ -53,7 +53,7 @@ def saved_bytes(net, *, activation_checkpointing):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        step(batch_for(net))
+        loss_net(batch_for(net))
     activations = {key: tensor for key, tensor in saved.items() if key not in weights}
     return sum(tensor.untyped_storage().nbytes() for tensor in activations.values())
 

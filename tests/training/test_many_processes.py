@@ -131,15 +131,15 @@ def _kill_at(step: int, victim: int, number: int, rank: int, *, once: bool = Tru
 
 def _lose_loss(rank: int) -> None:
     """Let the loss of one process be NaN."""
-    from heedful.training.step import TrainStep
+    from heedful.training.step import LossNet
 
-    real = TrainStep.forward
+    real = LossNet.forward
 
-    def forward(self: TrainStep, batch: Any) -> Any:
+    def forward(self: LossNet, batch: Any) -> Any:
         sums = real(self, batch)
         return sums._replace(loss=sums.loss * float("nan")) if rank == 1 else sums
 
-    TrainStep.forward = forward  # type: ignore[method-assign]
+    LossNet.forward = forward  # type: ignore[method-assign]
 
 
 def _fill_disk(rank: int) -> None:

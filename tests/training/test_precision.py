@@ -138,7 +138,7 @@ def test_a_gradient_in_fp16_has_the_factor_of_the_processes_and_no_part_of_uncou
     )
 
     def gradients(rows, processes, targets):
-        updates._trained.gradient_factor = processes
+        updates._trained.loss_factor = processes
         updates._processes = SimpleNamespace(sum=lambda counts: [targets, *counts[1:]])
         updates.take([rows], 0.0, 1)
         return seen[-1]

@@ -15,13 +15,13 @@ import ddp_worker
 import fsdp_worker
 from architectures import tiny
 from commands import Commands
-from encoder_runs import PreparedTask, recipe_of, train_step
+from encoder_runs import PreparedTask, loss_net_of, recipe_of
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.kernels import library as kernels
 from heedful.parts import losses
 from heedful.training.checkpoint import Checkpoints
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.training.trainer import Trainer
 from trainers import batch_for
 from waits import Waits
@@ -73,14 +73,14 @@ def test_two_processes_have_the_gradients_of_one(commands, tmp_path):
     run_two(commands, ddp_worker.main, tmp_path)
     for name in NAMES:
         run = PreparedTask(recipe_named(name, tmp_path / name), tmp_path / "data")
-        step = train_step(run).eval()  # without dropout
+        loss_net = loss_net_of(run).eval()  # without dropout
         batches = [run.load_batch(item) for item in run.plan_epoch(0)[:2]]
         assert len(batches) == 2
         targets = sum(batch.num_targets for batch in batches)
         for batch in batches:
-            (step(batch).loss / targets).backward()
+            (loss_net(batch).loss / targets).backward()
         actual = load_file(tmp_path / f"{name}.safetensors")
-        for key, weight in step.net.named_parameters():
+        for key, weight in loss_net.net.named_parameters():
             if weight.grad is not None:
                 torch.testing.assert_close(actual[key], weight.grad, rtol=1e-4, atol=1e-6)
 
@@ -89,10 +89,10 @@ def test_two_shards_of_a_net_have_the_gradients_of_the_whole(commands, tmp_path)
     """FSDP2 of every block and of the step, the loss in chunks of a head that may be tied."""
     run_two(commands, fsdp_worker.main, tmp_path)
     for name in fsdp_worker.NETS:
-        step = TrainStep(fsdp_worker.net_of(name), fsdp_worker.objective)
+        loss_net = LossNet(fsdp_worker.net_of(name), fsdp_worker.objective)
         batch = fsdp_worker.batch(0, fsdp_worker.ROWS)
-        (step(batch).loss / int(batch.tokens.real.sum())).backward()
-        grads = fsdp_worker.gradients(step)
+        (loss_net(batch).loss / int(batch.tokens.real.sum())).backward()
+        grads = fsdp_worker.gradients(loss_net)
         for checkpointed in (False, True):
             case = f"{name}-{checkpointed}"
             actual = load_file(tmp_path / f"{case}.safetensors")
@@ -112,16 +112,16 @@ def test_a_head_that_is_sharded_by_itself_has_the_same_loss(tmp_path, name, monk
     """Whatever the loss is: in chunks within one call of the head, or at once if a part of it is a
     unit; so are those of a compiled step."""
     run = PreparedTask(recipe_named(name, tmp_path), tmp_path / "data")
-    step = train_step(run).eval()
+    loss_net = loss_net_of(run).eval()
     batch = run.load_batch(run.plan_epoch(0)[0])
     actual = []
     for count in (0, 1, 2):
         units = partial(_first_modules, count=count)
         monkeypatch.setattr(losses, "_sharded_units", units)
-        step.zero_grad()
-        sums = step(batch)
+        loss_net.zero_grad()
+        sums = loss_net(batch)
         sums.loss.backward()
-        actual.append([sums.loss, sums.nll, *(p.grad for p in step.net.parameters())])
+        actual.append([sums.loss, sums.nll, *(p.grad for p in loss_net.net.parameters())])
     for chunked, within, whole in zip(*actual, strict=True):
         if chunked is not None:
             torch.testing.assert_close(within, chunked, rtol=0, atol=0)
@@ -174,7 +174,7 @@ def test_a_step_between_reports_does_not_wait_for_the_device(
     }
     settings = recipe.training.model_copy(update={"log_every": 1000})
     checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
-    trainer = Trainer(train_step(run), settings, lambda step: 0.01, checkpoints, **hooks)
+    trainer = Trainer(loss_net_of(run), settings, lambda step: 0.01, checkpoints, **hooks)
     trainer._step()  # the optimizer's state is made
     with Waits() as waits:
         for _ in range(3):
@@ -186,11 +186,11 @@ def test_a_step_between_reports_does_not_wait_for_the_device(
     assert sum(waits.seen.values()) <= 1
 
 
-def gradients_without_waiting(step: TrainStep, batch: Batch) -> Waits:
+def gradients_without_waiting(loss_net: LossNet, batch: Batch) -> Waits:
     """The synchronizations of a forward and a backward pass; all trained weights have gradients."""
     with Waits() as waits:
-        step.train()(batch).loss.backward()
-    for key, weight in step.net.named_parameters():
+        loss_net.train()(batch).loss.backward()
+    for key, weight in loss_net.net.named_parameters():
         assert (weight.grad is not None) == weight.requires_grad, key
     return waits
 
@@ -199,7 +199,7 @@ def gradients_without_waiting(step: TrainStep, batch: Batch) -> Waits:
 def test_the_loss_of_every_task_needs_no_values_of_tensors(tmp_path, name):
     run = PreparedTask(recipe_named(name, tmp_path), tmp_path / "data")
     batch = run.load_batch(run.plan_epoch(0)[0]).to("meta")  # tensors without values
-    assert not gradients_without_waiting(train_step(run, "meta"), batch).seen
+    assert not gradients_without_waiting(loss_net_of(run, "meta"), batch).seen
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
@@ -209,8 +209,8 @@ def test_no_architecture_waits_for_the_device_in_a_step(name, checkpointing):
     for device in ("cpu", "meta"):
         net = tiny(name, dropout=0.3)
         batch = batch_for(net).to(device)
-        step = TrainStep(net.to(device), batch_loss, activation_checkpointing=checkpointing)
-        trace = gradients_without_waiting(step, batch).seen
+        loss_net = LossNet(net.to(device), batch_loss, activation_checkpointing=checkpointing)
+        trace = gradients_without_waiting(loss_net, batch).seen
         # Experts on a CPU, where nothing is waited for, count their tokens.
         counts = (name, device) == ("mixtral", "cpu")
         assert set(trace) == ({"bincount", "tolist"} if counts else set())

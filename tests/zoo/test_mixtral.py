@@ -10,7 +10,7 @@ from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
 from heedful.parts.experts import Experts, balance_loss, record_router_logits
 from heedful.parts.tokens import Tokens
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from hf_parity import by_key, imported, padded, random_rows, transformers
 
 OURS = TINY | {"num_experts": 4, "d_ff": 8}  # what transformers joins: multiples of 4
@@ -97,8 +97,8 @@ def test_the_loss_of_a_training_step_equals_transformers(tmp_path: Any) -> None:
     ids, lengths, mask = padded(random_rows(23, [7, 9, 4]), "right")
     reference = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
     batch = batch_of(ids, lengths)
-    step = TrainStep(net, batch_loss)
-    actual = step(batch)
+    loss_net = LossNet(net, batch_loss)
+    actual = loss_net(batch)
     torch.testing.assert_close(actual.loss / actual.tokens, reference.loss, rtol=1e-5, atol=1e-5)
     plain = batch_loss(net, batch)
     torch.testing.assert_close(actual.nll, plain.nll)
@@ -111,7 +111,7 @@ def test_the_loss_of_a_training_step_equals_transformers(tmp_path: Any) -> None:
         torch.testing.assert_close(router.weight.grad, layer.mlp.gate.weight.grad)
     assert all(item.collected is None for item in experts_of(net))  # nothing stays on the net
     without = imported(MIXTRAL.model(router_aux_loss_coef=0.0), tmp_path / "without").net
-    assert torch.equal(TrainStep(without, batch_loss)(batch).loss, batch_loss(without, batch).loss)
+    assert torch.equal(LossNet(without, batch_loss)(batch).loss, batch_loss(without, batch).loss)
 
 
 # Experts

@@ -12,7 +12,7 @@ from heedful.config import Training
 from heedful.cost.flops import ProductCounter
 from heedful.data.collate import Batch
 from heedful.training.optimizer import AUTOCAST, make_optimizer
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.zoo.saved import trainable
 
 Value = TypeVar("Value")
@@ -25,20 +25,20 @@ class StepTimer:
     """Takes optimizer steps of a run, uncompiled, and times them.
 
     Args:
-        step: with its net on the device.
+        loss_net: with its net on the device.
         precision: fp32, bf16 or fp16.
     """
 
     def __init__(
-        self, step: TrainStep, settings: Training, precision: str, device: torch.device
+        self, loss_net: LossNet, settings: Training, precision: str, device: torch.device
     ) -> None:
-        self.step, self.settings, self.device = step.train(), settings, device
+        self.loss_net, self.settings, self.device = loss_net.train(), settings, device
         if device.type == "cpu":
             openmp.watch()
         self.optimizer = make_optimizer(
-            step.net, settings.optimizer, layer_decay=settings.layer_lr_decay
+            loss_net.net, settings.optimizer, layer_decay=settings.layer_lr_decay
         )
-        self._parameters = [*trainable(step.net).values()]
+        self._parameters = [*trainable(loss_net.net).values()]
         self._is_mixed = precision != "fp32"
         self._dtype = AUTOCAST[precision]
 
@@ -48,7 +48,7 @@ class StepTimer:
         num_targets = max(1, sum(batch.num_targets for batch in batches))
         for batch in batches:
             with torch.autocast(self.device.type, self._dtype, enabled=self._is_mixed):
-                sums = self.step(batch)
+                sums = self.loss_net(batch)
             (sums.loss / num_targets).backward()
         # As `count_step` of `trace.py`, and as `WeightUpdates.take` of `training/step.py`.
         used = [p for p in self._parameters if p.grad is not None]

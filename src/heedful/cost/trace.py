@@ -1,6 +1,6 @@
 """A training step on tensors without data: its memory and its FLOPs.
 
-The step is that of a run (`TrainStep`, optimizer, clipping), on torch's fake tensors, which have
+The step is that of a run (`LossNet`, optimizer, clipping), on torch's fake tensors, which have
 shapes and storages but no values. All storages are counted while they live.
 """
 
@@ -24,7 +24,7 @@ from heedful.parts.helpers import simulated_device
 from heedful.parts.tokens import Tokens
 from heedful.training.averaging import MovingAverage
 from heedful.training.optimizer import AUTOCAST, make_optimizer
-from heedful.training.step import TrainStep
+from heedful.training.step import LossNet
 from heedful.zoo.saved import trainable
 
 _CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ class StorageCounter(TorchDispatchMode):
 
 
 def trace_step(
-    step: TrainStep,
+    loss_net: LossNet,
     batches: Sequence[Batch],
     settings: Training,
     precision: str,
@@ -109,25 +109,25 @@ def trace_step(
     """Run an optimizer step without data, and return its cost.
 
     Args:
-        step: with a net on the meta device, whose tensors are replaced by fake ones of the CPU.
+        loss_net: with a net on the meta device, whose tensors are replaced by fake ones of the CPU.
         batches: of the step, on the CPU. Their values are not used.
         on_accelerator: choose fused attention and the calls of experts as on a GPU. Kernels that
             only a GPU has are represented by the CPU's, which keep the same tensors.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    replace_tensors(step, lambda tensor: FakeTensor(mode, tensor.detach().to("meta"), _CPU))
+    replace_tensors(loss_net, lambda tensor: FakeTensor(mode, tensor.detach().to("meta"), _CPU))
     if on_accelerator:
-        _use_fused_attention(step.net)
+        _use_fused_attention(loss_net.net)
     with mode, simulated_device("cuda" if on_accelerator else "cpu"):
         fake = [fake_batch(batch, mode) for batch in batches]
-        return count_step(step, fake, settings, precision)
+        return count_step(loss_net, fake, settings, precision)
 
 
 def count_step(
-    step: TrainStep, batches: Sequence[Batch], settings: Training, precision: str
+    loss_net: LossNet, batches: Sequence[Batch], settings: Training, precision: str
 ) -> StepCost:
     """Run an optimizer step whose optimizer has its state, and count its memory and FLOPs."""
-    net = step.train().net
+    net = loss_net.train().net
     parameters = [*trainable(net).values()]
     optimizer = make_optimizer(net, settings.optimizer, layer_decay=settings.layer_lr_decay)
     for parameter in parameters:
@@ -150,7 +150,7 @@ def count_step(
         for batch in batches:
             before, flops_before = counter.live, products.flops
             with products, torch.autocast("cpu", AUTOCAST[precision], enabled=precision != "fp32"):
-                sums = step(batch)
+                sums = loss_net(batch)
             activations = max(activations, counter.live - before)
             forward_flops += products.flops - flops_before
             with products:

@@ -41,7 +41,7 @@ from heedful.progress import PrintLine, track
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
 from heedful.training.optimizer import resolve_precision
-from heedful.training.step import LossFunction, TrainStep
+from heedful.training.step import LossFunction, LossNet
 from heedful.zoo.architectures import host_memory
 
 GPUS_PER_MACHINE = 8
@@ -238,11 +238,11 @@ class _Planner:
 
     def step_cost(self, batches: Sequence[Batch], *, checkpointed: bool) -> StepCost:
         """The cost of an optimizer step of a process that shares the net with no other."""
-        step = TrainStep(
+        loss_net = LossNet(
             deepcopy(self.work.net), self.loss(), activation_checkpointing=checkpointed
         )
         on_gpu = self.accelerator is not None
-        return trace_step(step, batches, self.training, self.precision, on_accelerator=on_gpu)
+        return trace_step(loss_net, batches, self.training, self.precision, on_accelerator=on_gpu)
 
     def loss(self) -> LossFunction:
         """The loss of the run, without a teacher's."""
@@ -313,10 +313,10 @@ class _Planner:
         checkpointed = self.training.activation_checkpointing
         if self.memory(checkpointed, "none").peak > _USED_MEMORY * host_memory():
             return None
-        step = TrainStep(
+        loss_net = LossNet(
             with_random_weights(self.work.net), self.loss(), activation_checkpointing=checkpointed
         )
-        timer = StepTimer(step, self.training, self.precision, torch.device("cpu"))
+        timer = StepTimer(loss_net, self.training, self.precision, torch.device("cpu"))
         batches = sorted(self.work.batches, key=padded_tokens)
         mean = sum(map(padded_tokens, batches)) / len(batches)
         seconds = self.seconds_per_token(timer, batches) * mean

@@ -48,7 +48,7 @@ from heedful.training.folder import MARKER, RunFolder, facts_of_run, save_recipe
 from heedful.training.optimizer import resolve_precision
 from heedful.training.parallel import parallelism_of
 from heedful.training.schedules import make_schedule
-from heedful.training.step import LossFunction, TrainStep, parts_per_batch
+from heedful.training.step import LossFunction, LossNet, parts_per_batch
 from heedful.training.trainer import Trainer
 from heedful.zoo.saved import Base, load_tensors, trainable, weights_of
 
@@ -67,11 +67,11 @@ class PreparedRun:
         """The training batches."""
         return EpochBatches(self.task, self.data)
 
-    def train_step(self, net: nn.Module | None = None) -> TrainStep:
+    def loss_net(self, net: nn.Module | None = None) -> LossNet:
         """A net with the loss; default: that of the model."""
         checkpointing = self.task.recipe.training.activation_checkpointing
         net = self.model.net if net is None else net
-        return TrainStep(net, self.loss, activation_checkpointing=checkpointing)
+        return LossNet(net, self.loss, activation_checkpointing=checkpointing)
 
 
 def checked_task(recipe: Recipe) -> Task:
@@ -309,7 +309,7 @@ def make_trainer(
     best, max_steps = BestModel(out), run.epochs.total_steps()
     run.epochs.plan_epoch(0)  # raises UserError for an example larger than a batch
     trainer = Trainer(
-        run.train_step(),
+        run.loss_net(),
         training,
         make_schedule(training.schedule, d_model=model.config.d_model, max_steps=max_steps),
         Checkpoints(

@@ -37,9 +37,9 @@ class TimedSteps:
 
     def __init__(self, run: PreparedRun, facts: RunFacts) -> None:
         settings, alone = run.task.recipe.training, Processes()
-        step = TrainedNet(run.train_step(deepcopy(run.model.net)))
+        trained = TrainedNet(run.loss_net(deepcopy(run.model.net)))
         self._updates = WeightUpdates(
-            step, settings, alone, precision=facts.precision, compiler=None
+            trained, settings, alone, precision=facts.precision, compiler=None
         )
         steps = step_batches(
             run.epochs.plan_epoch,

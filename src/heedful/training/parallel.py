@@ -19,19 +19,19 @@ from heedful.models.stack import Stack
 from heedful.parts.positions import RelativePositionBias
 from heedful.processes import Processes
 from heedful.training.shards import whole_tensor
-from heedful.training.step import TrainedNet, TrainStep
+from heedful.training.step import LossNet, TrainedNet
 from heedful.zoo.architectures import host_memory
 
 
 class ReplicatedNet(TrainedNet):
     """The whole net in every process (DistributedDataParallel)."""
 
-    def __init__(self, step: TrainStep, processes: Processes) -> None:
-        super().__init__(step)
-        self.gradient_factor = processes.count  # DDP takes the mean over the processes
+    def __init__(self, loss_net: LossNet, processes: Processes) -> None:
+        super().__init__(loss_net)
+        self.loss_factor = processes.count  # DDP takes the mean over the processes
         self.scatter()  # before DDP compares the processes
-        self.step = self._ddp = nn.parallel.DistributedDataParallel(
-            step, gradient_as_bucket_view=True
+        self.loss_net = self._ddp = nn.parallel.DistributedDataParallel(
+            loss_net, gradient_as_bucket_view=True
         )
         self._ddp.broadcast_buffers = False  # buffers are constants
 
@@ -56,8 +56,8 @@ class ReplicatedNet(TrainedNet):
 class ShardedNet(TrainedNet):
     """Parameters, gradients and optimizer state sharded over the processes (FSDP2).
 
-    Each block is a unit, and the rest of the net another one, which holds tied matrices. The net of
-    the step may be on the meta device in other processes than the main one, where its parameters
+    Each block is a unit, and the rest of the net another one, which holds tied matrices. The given
+    net may be on the meta device in other processes than the main one, where its parameters
     have no memory except for shards and, while these are set, one parameter at a time.
 
     The main process also has the whole net, to save it; the others have it during evaluations, if
@@ -70,20 +70,20 @@ class ShardedNet(TrainedNet):
 
     is_sharded = True
 
-    def __init__(self, step: TrainStep, processes: Processes, *, in_bf16: bool) -> None:
+    def __init__(self, loss_net: LossNet, processes: Processes, *, in_bf16: bool) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        super().__init__(step)
+        super().__init__(loss_net)
         self._is_main = processes.is_main
-        kind = processes.gather(next(step.net.parameters()).device.type)[0]
+        kind = processes.gather(next(loss_net.net.parameters()).device.type)[0]
         is_cuda = kind == "cuda"
         device = torch.device(kind, torch.cuda.current_device()) if is_cuda else torch.device(kind)
         self._device = device
         (is_too_large,) = processes.any([not _fits(self.whole, device, processes.local_count)])
         self.evaluates_in_all = not is_too_large
-        self.net = _copy_on_meta(step.net)
-        self.step = step.with_net(self.net)
+        self.net = _copy_on_meta(loss_net.net)
+        self.loss_net = loss_net.with_net(self.net)
         mesh = init_device_mesh(device.type, (processes.count,))
         policy = (
             MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -92,14 +92,14 @@ class ShardedNet(TrainedNet):
         )
         # The views are of relative position biases, which are never changed in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
-        for module in (*_units(self.net), self.step):
+        for module in (*_units(self.net), self.loss_net):
             fully_shard(module, mesh=mesh, mp_policy=policy)
-        for module in self.step.modules():
+        for module in self.loss_net.modules():
             if isinstance(module, FSDPModule):
                 # The trainer divides by the number of targets. Gloo has no means, only sums.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        _apply(self.step, lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
+        _apply(self.loss_net, lambda t: torch.empty_like(t, device=device) if t.is_meta else t)
         self._release_whole()
         _apply(self.whole, lambda t: t if t.is_meta else t.to(device))
         self.scatter()
@@ -126,8 +126,8 @@ class ShardedNet(TrainedNet):
             self._release_whole()
 
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
-        step: Any = self.step
-        step.set_requires_gradient_sync(is_last)
+        loss_net: Any = self.loss_net
+        loss_net.set_requires_gradient_sync(is_last)
         return nullcontext()
 
     @torch.no_grad()
@@ -235,9 +235,9 @@ def parallelism_of(settings: Training, processes: Processes, precision: str) -> 
 
 
 def shared_net(
-    step: TrainStep, settings: Training, processes: Processes, precision: str
+    loss_net: LossNet, settings: Training, processes: Processes, precision: str
 ) -> TrainedNet:
     """The net as several processes train it; raises UserError as `parallelism_of`."""
     if parallelism_of(settings, processes, precision) == "fsdp":
-        return ShardedNet(step, processes, in_bf16=precision == "bf16")
-    return ReplicatedNet(step, processes)
+        return ShardedNet(loss_net, processes, in_bf16=precision == "bf16")
+    return ReplicatedNet(loss_net, processes)

@@ -1,6 +1,6 @@
 """One optimizer step: batches read ahead, forward and backward passes, update of the weights.
 
-In this order: `TrainStep` and `TrainedNet`, a net with its loss; `step_batches`, the batches of a
+In this order: `LossNet` and `TrainedNet`, a net with its loss; `step_batches`, the batches of a
 step; `WeightUpdates`, whose `take` is the step.
 """
 
@@ -50,7 +50,7 @@ _LARGEST_ON_HEAP = 2**25  # bytes; glibc's limit: larger blocks are always mappe
 LossFunction = Callable[[Any, Batch], LossSum]
 
 
-class TrainStep(nn.Module):
+class LossNet(nn.Module):
     """A net and its training loss: the module that DDP, FSDP2 and `torch.compile` wrap.
 
     For a net with experts, their load-balancing loss is added. It is a mean over the tokens of the
@@ -76,9 +76,9 @@ class TrainStep(nn.Module):
         experts = [module for module in net.modules() if isinstance(module, Experts)]
         self._balanced = [module for module in experts if module.balance_weight]
 
-    def with_net(self, net: nn.Module) -> "TrainStep":
-        """The same step of another net."""
-        return TrainStep(net, self.loss, activation_checkpointing=self._activation_checkpointing)
+    def with_net(self, net: nn.Module) -> "LossNet":
+        """The same loss of another net."""
+        return LossNet(net, self.loss, activation_checkpointing=self._activation_checkpointing)
 
     def forward(self, batch: Batch) -> LossSum:
         """Sums over the targets of a batch on the net's device."""
@@ -101,20 +101,20 @@ class TrainedNet:
     Attributes:
         whole: the net that is evaluated and saved.
         net: the net whose parameters are trained; with sharded parameters another one than `whole`.
-        step: called with a batch, returns its `LossSum`.
-        gradient_factor: factor of a loss, after which the gradient is that of the sum of the losses
+        loss_net: the `LossNet` of `net`, wrapped if processes share it.
+        loss_factor: factor of a loss, after which the gradient is that of the sum of the losses
             of all processes.
         is_sharded: the parameters of `net` are sharded over the processes (`DTensor`).
         evaluates_in_all: in an evaluation each process has the whole net.
     """
 
-    gradient_factor = 1
+    loss_factor = 1
     is_sharded = False
     evaluates_in_all = True
 
-    def __init__(self, step: TrainStep) -> None:
-        self.whole = self.net = step.net
-        self.step: nn.Module = step
+    def __init__(self, loss_net: LossNet) -> None:
+        self.whole = self.net = loss_net.net
+        self.loss_net: nn.Module = loss_net
 
     def exchange(self, *, is_last: bool) -> AbstractContextManager[None]:
         """A context for a forward and backward pass; after the last one of a step the gradients
@@ -317,7 +317,7 @@ class WeightUpdates:
         targets, tokens, *by_corpus = self._processes.sum([*map(sum, counts)])
         factor: Tensor | None = None  # of the gradient in fp16, that of the sum in the loss below
         if scaler.is_enabled():
-            whole = torch.full((), float(trained.gradient_factor), device=self.device)
+            whole = torch.full((), float(trained.loss_factor), device=self.device)
             factor = scaler.scale(whole) / max(1, targets)
         total = torch.zeros(2, device=self.device)  # of the loss and the negative log-likelihood
         for number, rows in enumerate(micro_batches, 1):
@@ -329,9 +329,9 @@ class WeightUpdates:
             ):
                 is_autocast = self._dtype != torch.float32
                 with torch.autocast(self.device.type, self._dtype, enabled=is_autocast):
-                    sums = trained.step(rows.batch)
+                    sums = trained.loss_net(rows.batch)
                 loss = sums.loss / max(1, targets)
-                if (weight := rows.is_counted * trained.gradient_factor) != 1:
+                if (weight := rows.is_counted * trained.loss_factor) != 1:
                     loss = loss * weight
                 scaler.scale(loss).backward()
             total += torch.stack([sums.loss.detach(), sums.nll]) * rows.is_counted

@@ -38,11 +38,11 @@ from heedful.training.interruption import EvaluationFailed, EvaluationInterrupte
 from heedful.training.parallel import shared_net
 from heedful.training.schedules import LearningRate
 from heedful.training.step import (
+    LossNet,
     MicroBatch,
     Position,
     StepSums,
     TrainedNet,
-    TrainStep,
     WeightUpdates,
     read_ahead,
     step_batches,
@@ -60,7 +60,7 @@ class Trainer:
     Several processes take the same steps and evaluate together; the main one saves.
 
     Args:
-        step: the net and its loss.
+        loss_net: the net and its loss.
         plan_epoch: returns the batches of an epoch by its number. A pure function, so that a run's
             position in the data is two integers.
         load_batch: returns a planned batch of an epoch as tensors on the CPU; called in a thread.
@@ -77,7 +77,7 @@ class Trainer:
         batch_parts: parts of each planned batch, a forward and a backward pass each.
     """
 
-    step: TrainStep
+    loss_net: LossNet
     settings: Training
     schedule: LearningRate
     checkpoints: Checkpoints
@@ -96,12 +96,12 @@ class Trainer:
     batch_parts: int = 1
 
     def __post_init__(self) -> None:
-        self.net, self.state = self.step.net, TrainerState()  # the net is evaluated and saved
+        self.net, self.state = self.loss_net.net, TrainerState()  # the net is evaluated and saved
         settings, processes = self.settings, self.processes
         self.trained = (
-            TrainedNet(self.step)
+            TrainedNet(self.loss_net)
             if processes.host_group is None
-            else shared_net(self.step, settings, processes, self.precision)
+            else shared_net(self.loss_net, settings, processes, self.precision)
         )
         self.updates = WeightUpdates(
             self.trained, settings, processes, precision=self.precision, compiler=self.compiler
