@@ -102,13 +102,13 @@ class _Projection:
         for part in parts:
             lead, size = _core(part.target)
             alignment = None if part.is_copied else part.alignment
-            own = slice(bisect_right(places, start), bisect_left(places, start + len(part.source)))
-            cuts = [place - start for place in places[own]]
+            stop = bisect_left(places, start + len(part.source))
+            cuts = [place - start for place in places[bisect_right(places, start) : stop]]
             links = link_words(part.source, part.target.strip(), alignment, cuts)
             first, target_first = len(self._units), len(self._target_units)
             self._units += [unit.moved(start) for unit in links.source]
             self._target_units += [unit.moved(target_start + lead) for unit in links.target]
-            self._linked += [first + own if own >= 0 else -1 for own in links.linked]
+            self._linked += [first + index if index >= 0 else -1 for index in links.linked]
             self._sure += links.sure
             self._blocks.append(
                 _Block(
@@ -383,9 +383,10 @@ class _Projection:
                     best += 1
                 marks = range(index + 1, before[-1] + 1)
                 near = self._with_marks(best, marks, 1, block, lambda own: True)
-                apart = near - best < before[-1] - index and self._units[before[-1]].end
+                lacks_marks = near - best < before[-1] - index
                 best = near
-                if apart == tag.start:  # behind a mark that stands alone, as in `<x1/>+<x2/>`
+                if lacks_marks and self._units[before[-1]].end == tag.start:
+                    # Behind a mark that stands alone, as in `<x1/>+<x2/>`.
                     own_marks = (
                         u for u in range(*block.target_units) if self._linked[u] == before[-1]
                     )
