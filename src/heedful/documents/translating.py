@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 from heedful.data.inline import TAG
@@ -72,10 +73,10 @@ def worst_quality(
         has_reasons: for a review of the text.
     """
     pairs = zip(sources, translations, strict=True)
-    found = [translation for source, translation in pairs if source.strip()]
-    if any(not translation.text.strip() for translation in found):
+    of_words = [translation for source, translation in pairs if source.strip()]
+    if any(not translation.text.strip() for translation in of_words):
         return 0.0
-    least = min((translation.probability for translation in found), default=math.nan)
+    least = min((translation.probability for translation in of_words), default=math.nan)
     return quality(least, has_reasons=has_reasons)
 
 
@@ -147,9 +148,9 @@ def translate_document(
             part = chosen[start : start + together]
             remembered = [_remembered(segment, memory or {}) for segment in part]
             pairs = [*zip(part, remembered, strict=True)]
-            outputs = iter(work.translated([s for s, found in pairs if found is None]))
-            for segment, found in pairs:
-                _settle(segment, found or next(outputs), found is not None, counts, review)
+            outputs = iter(work.translate([s for s, known in pairs if known is None]))
+            for segment, known in pairs:
+                _settle(segment, known or next(outputs), known is not None, counts, review)
             advance(len(part))
     return counts
 
@@ -317,52 +318,61 @@ class _Work:
         self._known: dict[str, Translated] = {}
         self._aligned: dict[str, TokenAlignment | None] = {}
         self.align: Align | None = None
-        if own := getattr(translator, "token_alignments", None):
-            self.align = partial(own, **options)
+        if token_alignments := getattr(translator, "token_alignments", None):
+            self.align = partial(token_alignments, **options)
         # A mask is copied: single tags that stand for words are then words of the text.
         metadata = getattr(translator, "metadata", None)
         self._keeps = getattr(metadata, "keep", None) is not None and options.get("keep", True)
         self.by_sentence, self.with_quality = True, False
 
-    def translated(self, segments: Sequence[Segment]) -> list[_Output]:
+    def translate(self, segments: Sequence[Segment]) -> list[_Output]:
         """The translation of each segment, with its tags."""
         language = self._languages[1]
-        choices = [choice_of(own.text, own.codes) for own in segments]
-        branches = [{} if one is None else one.of_language(language) for one in choices]
-        parts = [
-            _parts_of(own, choice, texts)
-            for own, choice, texts in zip(segments, choices, branches, strict=True)
+        choices = [choice_of(segment.text, segment.codes) for segment in segments]
+        branches = [{} if choice is None else choice.of_language(language) for choice in choices]
+        parts = [  # of each segment
+            _parts_of(segment, choice, texts)
+            for segment, choice, texts in zip(segments, choices, branches, strict=True)
         ]
-        outputs = iter(self._of_segments([part for own in parts for part in own]))
-        found = [[next(outputs) for _ in own] for own in parts]
-        return [
-            _chosen(choice, texts, own, language) if choice else own[0] if own else _kept(segment)
-            for segment, choice, texts, own in zip(segments, choices, branches, found, strict=True)
-        ]
+        results = iter(self._translate_parts([*chain.from_iterable(parts)]))
+        translated = []
+        for segment, choice, texts, own in zip(segments, choices, branches, parts, strict=True):
+            outputs = [next(results) for _ in own]
+            if choice is not None:
+                translated.append(_chosen(choice, texts, outputs, language))
+            else:
+                translated.append(outputs[0] if outputs else _kept(segment))
+        return translated
 
-    def _of_segments(self, segments: Sequence[Segment]) -> list[_Output]:
-        """The translation of segments without choices of texts."""
+    def _translate_parts(self, segments: Sequence[Segment]) -> list[_Output]:
+        """The translation of segments without choices of texts; those whose tags came out damaged
+        are translated a second time, without single tags as words."""
         read = [with_text_tags(segment) for segment in segments]
-        outputs = self._translated(read, keeps_words=self._keeps)
+        outputs = self._translate_sentences(read, keeps_words=self._keeps)
         pairs = zip(read, outputs, strict=True)
         damaged = [
-            index for index, (own, output) in enumerate(pairs) if own.tag_problem(output.text)
+            index
+            for index, (segment, output) in enumerate(pairs)
+            if segment.tag_problem(output.text)
         ]
-        again = self._translated([read[index] for index in damaged], keeps_words=False)
+        again = self._translate_sentences([read[index] for index in damaged], keeps_words=False)
         for index, output in zip(damaged, again, strict=True):
             outputs[index] = output
             if read[index].tag_problem(output.text):  # of pairs that cross
                 text = read[index].text
                 shown = Placed(text, (" ".join(TAG.sub(" ", text).split()),))
                 outputs[index] = replace(output, text=text, reasons=shown.reasons)
-        for index, (segment, own) in enumerate(zip(segments, read, strict=True)):
-            if own is not segment and own.codes is not None:
-                codes = own.codes.restored(outputs[index].text)
+        for index, (segment, tagged) in enumerate(zip(segments, read, strict=True)):
+            if tagged is not segment and tagged.codes is not None:
+                codes = tagged.codes.restored(outputs[index].text)
                 outputs[index] = replace(outputs[index], text="".join(code.raw for code in codes))
         return outputs
 
-    def _translated(self, segments: Sequence[Segment], *, keeps_words: bool) -> list[_Output]:
-        """The translation of each segment; `keeps_words` as in `without_tags`."""
+    def _translate_sentences(
+        self, segments: Sequence[Segment], *, keeps_words: bool
+    ) -> list[_Output]:
+        """The translation of each segment, by that of its sentences; `keeps_words` as in
+        `without_tags`."""
         split = [
             SplitSegment(
                 segment,
@@ -378,7 +388,7 @@ class _Work:
             outputs: list[list[Translated]] = self._translator.translate(
                 new, return_details=True, **{"scores": self.with_quality, **self._options}
             )
-            self._known |= zip(new, [found[0] for found in outputs], strict=True)
+            self._known |= zip(new, [hypotheses[0] for hypotheses in outputs], strict=True)
         cut = dict.fromkeys(row for text in split for row in text.cut_rows)
         unknown = [row for row in cut if row not in self._aligned and not self._is_copied(row)]
         if unknown and self.align is not None:
@@ -391,14 +401,14 @@ class _Work:
         return self._known[row].text.strip() in ("", row)
 
     def _joined(self, text: SplitSegment) -> _Output:
-        found = [self._known[row] for row in text.rows]
-        reasons = tuple(reason for one in found for reason in one.reasons)
-        reasons += (Reason("cut"),) if any(one.is_cut for one in found) else ()
-        least = min((one.probability for one in found), default=None) if self.with_quality else None
-        placed = text.joined([one.text for one in found], self._aligned)
+        rows = [self._known[row] for row in text.rows]
+        reasons = tuple(reason for row in rows for reason in row.reasons)
+        reasons += (Reason("cut"),) if any(row.is_cut for row in rows) else ()
+        least = min((row.probability for row in rows), default=None) if self.with_quality else None
+        placed = text.joined([row.text for row in rows], self._aligned)
         reasons += placed.reasons
         blank = placed.num_blank
-        all_blank = blank > 0 and blank == len(found)
+        all_blank = blank > 0 and blank == len(rows)
         has_words = bool(text.rows or text.num_unfit)
         reasons = tuple(dict.fromkeys(reasons))  # of several sentences
         return _Output(placed.text, has_words, blank, text.num_unfit, all_blank, reasons, least)

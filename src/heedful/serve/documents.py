@@ -157,7 +157,7 @@ async def _answer(
     request: Request, document: Document, name: str, served: ServedModel, body: TranslateBody
 ) -> dict[str, Any]:
     """Translate a document and keep the file; returns its address and what became of it."""
-    content, counts = await _translated(request, document, served, body)
+    content, counts = await _translate_document(request, document, served, body)
     key = _files_of(request).add(name, content)
     reviews = [
         {
@@ -239,7 +239,7 @@ async def _translator(
     return served, translation.model_copy(update={"source": source})
 
 
-async def _translated(
+async def _translate_document(
     request: Request, document: Document, served: ServedModel, body: TranslateBody
 ) -> tuple[bytes, Counts]:
     """The translated file; its texts are queued in parts, between those of other requests."""
