@@ -98,7 +98,7 @@ def test_any_sequence_of_cache_operations_equals_uncached_decoding(
     kinds = ["extend", "extend", "select", "write", "grow", "forget"]
     kinds.append("rewind" if beams == 1 else "reorder")
     for step in range(6):
-        count = cache.num_sources
+        count = cache.num_texts
         match data.draw(st.sampled_from(kinds), "what"):
             case "extend":
                 # Several tokens for one beam; for many one each, or none where a beam has ended.
@@ -225,7 +225,7 @@ def test_a_cache_has_the_dtype_and_sizes_of_the_model() -> None:
         cache = decoder(single).to(dtype).start(3, capacity=5 + 2 * 4, branches=4)
         assert cache.groups[0].stores[0].shape == (3, 13 + 1, 2 * 2, single.head_dim)
         assert cache.groups[0].stores[0].dtype == dtype
-        assert (cache.num_sources, cache.branches, cache.capacity) == (3, 4, 13)
+        assert (cache.num_texts, cache.branches, cache.capacity) == (3, 4, 13)
 
 
 @torch.no_grad()

@@ -275,7 +275,7 @@ def test_memory_follows_the_outputs_in_progress() -> None:
     batch.begin(outputs)
 
     def slots() -> int:
-        return sum(g.cache.num_sources * g.cache.capacity for g in batch._rows._groups.values())
+        return sum(g.cache.num_texts * g.cache.capacity for g in batch._rows._groups.values())
 
     assert 20 * 8 <= slots() <= 32 * 16
     batch.remove(outputs[2:])

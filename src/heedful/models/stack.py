@@ -137,7 +137,7 @@ class Stack(nn.Module):
         """`forward` with a cache, to which each block writes: it must not run twice."""
         shape = x.shape
         layers, self_masks, cross_mask = cache.begin(tokens)
-        x = x.reshape(cache.num_sources, -1, x.size(-1))
+        x = x.reshape(cache.num_texts, -1, x.size(-1))
         plans = self.plans(x, self_masks, cross_mask)
         for block, plan, layer in zip(self.blocks, plans, layers, strict=True):
             x = block(x, plan[0], None, plan[1], layer)

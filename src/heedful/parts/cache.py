@@ -93,10 +93,10 @@ class LayerGroup:
             Indices of the slots, (B · branches · T,) over all texts, and the mask of the tokens.
         """
         slots = self._take_slots(new)
-        texts, length = slots.size(0), slots.size(1) // branches
+        num_texts, length = slots.size(0), slots.size(1) // branches
         allowed = None
         if self.branches > 1:
-            branch_slots = slots.view(texts, branches, length).expand(-1, self.branches, -1)
+            branch_slots = slots.view(num_texts, branches, length).expand(-1, self.branches, -1)
             self.visible.scatter_(2, branch_slots, True)
             if new.real is not None:
                 self.visible[:, :, -1] = False  # padding
@@ -106,7 +106,7 @@ class LayerGroup:
         keys = Span(self.positions[:, : self.num_read])
         if self.num_read == slots.size(1) and new.real is None and allowed is None:
             keys = new  # the first tokens, in order: the causal mask of a kernel is enough
-        first = torch.arange(texts, device=slots.device) * (self.capacity + 1)
+        first = torch.arange(num_texts, device=slots.device) * (self.capacity + 1)
         flat = (first[:, None] + slots).flatten()
         # The slots that a branch has seen hold its new token and those before: none is hidden.
         causal = allowed is None or length > 1
@@ -179,17 +179,17 @@ class LayerGroup:
         group.visible[:, :, :size] = self.visible.gather(2, slots) & keep[:, None]
         return replace(group, used=keep.sum(1), num_read=None)
 
-    def resized(self, capacity: int, texts: int | None = None) -> "LayerGroup":
+    def resized(self, capacity: int, num_texts: int | None = None) -> "LayerGroup":
         """A copy with another capacity, which holds all slots in use; the group itself if equal.
 
         Args:
-            texts: the first ones are kept, or empty ones are added behind; None: the same.
+            num_texts: the first texts are kept, or empty ones are added behind; None: all are kept.
         """
-        texts = self.used.size(0) if texts is None else texts
-        if capacity == self.capacity and texts == self.used.size(0):
+        num_texts = self.used.size(0) if num_texts is None else num_texts
+        if capacity == self.capacity and num_texts == self.used.size(0):
             return self
-        group = self._empty(capacity, texts)
-        count, size = min(texts, self.used.size(0)), min(capacity, self.capacity)
+        group = self._empty(capacity, num_texts)
+        count, size = min(num_texts, self.used.size(0)), min(capacity, self.capacity)
         for new, old in zip(group.stores, self.stores, strict=True):
             new[:count, :size] = old[:count, :size]  # the last slot holds padding
         group.positions[:count, :size] = self.positions[:count, :size]
@@ -197,15 +197,15 @@ class LayerGroup:
         group.used[:count] = self.used[:count]
         return group
 
-    def _empty(self, capacity: int, texts: int | None = None) -> "LayerGroup":
+    def _empty(self, capacity: int, num_texts: int | None = None) -> "LayerGroup":
         """A group without tokens, with this capacity and number of texts."""
-        texts, size = self.used.size(0) if texts is None else texts, capacity + 1
+        num_texts, size = self.used.size(0) if num_texts is None else num_texts, capacity + 1
         return replace(
             self,
-            stores=[store.new_zeros(texts, size, *store.shape[2:]) for store in self.stores],
-            positions=self.positions.new_full((texts, size), FREE),
-            used=self.used.new_zeros(texts),
-            visible=self.visible.new_zeros(texts, self.branches, size),
+            stores=[store.new_zeros(num_texts, size, *store.shape[2:]) for store in self.stores],
+            positions=self.positions.new_full((num_texts, size), FREE),
+            used=self.used.new_zeros(num_texts),
+            visible=self.visible.new_zeros(num_texts, self.branches, size),
         )
 
     def first(self, count: int) -> "LayerGroup":
@@ -226,7 +226,7 @@ class LayerGroup:
 
 @dataclass
 class Cache:
-    """Keys and values of B texts with W branches each and, for an encoder-decoder, of B sources.
+    """Keys and values of B texts with W branches each; of an encoder-decoder also of their sources.
 
     The branches of a text are its continuations: hypotheses of a beam, or samples. The state is
     tensors, which are written in place, so that a step can be compiled. The branches of a text have
@@ -250,7 +250,7 @@ class Cache:
     def empty(
         cls,
         layers: Sequence[LayerShape],
-        num_sources: int,
+        num_texts: int,
         capacity: int,
         branches: int,
         like: Tensor,
@@ -258,7 +258,7 @@ class Cache:
         """A cache without tokens, with the dtype and device of `like`; `layers` in stack order."""
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(num_sources, *shape, dtype=dtype, device=like.device)
+            return torch.zeros(num_texts, *shape, dtype=dtype, device=like.device)
 
         size = capacity + 1
         groups = []
@@ -276,7 +276,7 @@ class Cache:
         return cls(groups)
 
     @property
-    def num_sources(self) -> int:
+    def num_texts(self) -> int:
         """Number B of texts that are decoded together."""
         return self.groups[0].used.size(0)
 
@@ -313,10 +313,10 @@ class Cache:
         if tokens.segments is not None:
             raise UserError("a cache has one text for each row: leave out segments, or the cache")
         rows, length = tokens.ids.shape
-        texts, branches = self.num_sources, rows // self.num_sources
-        assert rows in (texts, texts * self.branches), (rows, self.branches)
-        real = None if tokens.real is None else tokens.real.reshape(texts, -1)
-        queries = Span(tokens.positions.expand(rows, length).reshape(texts, -1), real)
+        num_texts, branches = self.num_texts, rows // self.num_texts
+        assert rows in (num_texts, num_texts * self.branches), (rows, self.branches)
+        real = None if tokens.real is None else tokens.real.reshape(num_texts, -1)
+        queries = Span(tokens.positions.expand(rows, length).reshape(num_texts, -1), real)
         cross_mask = None
         if self.cross:
             columns = torch.arange(self.cross[0].size(2), device=queries.positions.device)[None]
@@ -339,13 +339,13 @@ class Cache:
                 group.visible.gather(1, parents[..., None].expand_as(group.visible))
             )
 
-    def select(self, sources: Int[Tensor, "M"]) -> "Cache":
+    def select(self, texts: Int[Tensor, "M"]) -> "Cache":
         """A copy with these texts only, for example the unfinished ones."""
         real = self.source_real
         return Cache(
-            [group.select(sources) for group in self.groups],
-            [store.index_select(0, sources) for store in self.cross],
-            None if real is None else real.index_select(0, sources),
+            [group.select(texts) for group in self.groups],
+            [store.index_select(0, texts) for store in self.cross],
+            None if real is None else real.index_select(0, texts),
         )
 
     def grow(self, capacity: int) -> "Cache":
@@ -356,12 +356,12 @@ class Cache:
         """The same tensors with `num_read` None: attention reads all slots, in fixed shapes."""
         return replace(self, groups=[replace(group, num_read=None) for group in self.groups])
 
-    def with_texts(self, texts: int, slots: int) -> "Cache":
+    def with_texts(self, num_texts: int, slots: int) -> "Cache":
         """A copy with this number of texts and `slots` free slots: the first ones, or all and empty
         ones behind them. It has no sources, and its groups know the slots in use (`num_read`)."""
         assert not self.cross
         return Cache(
-            [g.resized(capacity_for((g.num_read or 0) + slots), texts) for g in self.groups]
+            [g.resized(capacity_for((g.num_read or 0) + slots), num_texts) for g in self.groups]
         )
 
     def first(self, count: int) -> "Cache":

@@ -84,10 +84,10 @@ class JoinedCache:
 
     def __init__(self, parts: Sequence[Cache]) -> None:
         self.parts = parts
-        self.sizes = [part.num_sources for part in parts]
+        self.sizes = [part.num_texts for part in parts]
 
     @property
-    def num_sources(self) -> int:
+    def num_texts(self) -> int:
         """Number of texts in all parts."""
         return sum(self.sizes)
 

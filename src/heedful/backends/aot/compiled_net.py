@@ -124,9 +124,9 @@ class CompiledNet:
     def decode(self, tokens: Tokens, cache: Cache) -> Float[Tensor, "N 1 V"]:
         """Logits after the last of the new tokens, whose keys and values the cache stores."""
         rows, length = tokens.ids.shape
-        if length > 1 or rows < cache.num_sources * cache.branches:
+        if length > 1 or rows < cache.num_texts * cache.branches:
             return self._read(tokens, cache, torch.tensor([-1]))
-        shape = (cache.num_sources, -1)
+        shape = (cache.num_texts, -1)
         positions = tokens.positions.expand(rows, 1).reshape(shape).contiguous()
         ids = tokens.ids.reshape(shape).contiguous()
         return self.run("step", [ids, positions, *cache.tensors()])[:, None]

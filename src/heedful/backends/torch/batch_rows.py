@@ -34,9 +34,9 @@ class _Group(Generic[Item]):
     def append(self, items: Sequence[Item], lengths: Sequence[int], rows: Cache) -> None:
         """Add rows behind the others."""
         count = len(self.items)
-        if count + len(items) > self.cache.num_sources:
-            texts = 1 << (count + len(items) - 1).bit_length()
-            self.cache = self.cache.with_texts(texts, 1)
+        if count + len(items) > self.cache.num_texts:
+            num_texts = 1 << (count + len(items) - 1).bit_length()
+            self.cache = self.cache.with_texts(num_texts, 1)
         indices = torch.arange(count, count + len(items), device=rows.device)
         self.cache.write_rows(indices, rows)
         self.view = None
@@ -72,9 +72,9 @@ class _Group(Generic[Item]):
         if not count:
             return
         _limit(self.cache, max(self.lengths))
-        if 4 * count <= self.cache.num_sources:
-            texts = 1 << (count - 1).bit_length()
-            self.cache = self.cache.with_texts(texts, 1)
+        if 4 * count <= self.cache.num_texts:
+            num_texts = 1 << (count - 1).bit_length()
+            self.cache = self.cache.with_texts(num_texts, 1)
 
 
 class BatchRows(Generic[Item]):

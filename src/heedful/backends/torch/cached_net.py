@@ -201,8 +201,8 @@ class DecodingState:
         new = prefixes if self._filled == 0 or prefixes.size(1) == 1 else prefixes[:, -1:]
         if self._filled + new.size(1) > self.longest:
             new = prefixes[:, -max(1, self.longest // 2) :]
-            texts, beams = self.cache.num_sources, self.cache.branches
-            self.cache = self.net.start(texts, capacity=self.cache.capacity, branches=beams)
+            num_texts, beams = self.cache.num_texts, self.cache.branches
+            self.cache = self.net.start(num_texts, capacity=self.cache.capacity, branches=beams)
             self._filled, self._left_padding, self._step = 0, None, None
         begins = self._filled == 0
         tokens = self.tokens(new)
@@ -227,7 +227,7 @@ class DecodingState:
     def tokens(self, new: Int[Tensor, "N t"]) -> Tokens:
         """New tokens with their positions; the cache grows where it must."""
         rows, count = new.shape
-        beams = rows // self.cache.num_sources
+        beams = rows // self.cache.num_texts
         columns = torch.arange(self._filled, self._filled + count, device=new.device).unsqueeze(0)
         begins = self._filled == 0
         self._filled += count

@@ -39,7 +39,7 @@ class FixedStep:
 
     def __init__(self, net: Any, cache: Cache, record: Recorder) -> None:
         ids = torch.zeros(
-            cache.num_sources * cache.branches, 1, dtype=torch.long, device=cache.device
+            cache.num_texts * cache.branches, 1, dtype=torch.long, device=cache.device
         )
         self._net, self._cache = net, cache.with_all_slots()
         self._tokens = Tokens(ids, torch.zeros_like(ids))
