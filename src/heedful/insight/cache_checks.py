@@ -113,7 +113,7 @@ def _encoder_decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
         if probe.no_padding_reason("src", where) is None:
             padded = probe.pad(source, "src", probe.row_lengths("src"), where)
             yield _Scenario(steps, padded, note=f", source padded on the {where}")
-    yield _Scenario([1] * probe.longest, source, note=_GROWS, capacity=1)
+    yield _Scenario([1] * probe.long_length, source, note=_GROWS, capacity=1)
 
 
 def _decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
@@ -121,7 +121,7 @@ def _decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
 
     For short and for long texts.
     """
-    width, longest = probe.width("ids"), probe.longest
+    width, length = probe.width("ids"), probe.long_length
     yield _Scenario([2, *[1] * (width - 4), 2], reorders=False)
     net: Any = probe.net
     takes_pads = _starter(probe) is not _begin or "starts" in parameters_of(net.start)
@@ -129,10 +129,10 @@ def _decoder_scenarios(probe: Probe) -> Iterator[_Scenario]:
     pads = (0, 1, 2) if is_padded else (0, 0, 0)
     note = ", the prompt padded on the left" if is_padded else ""
     yield _Scenario([3, *[1] * (width - 3)], pads=pads, note=note)
-    chunk = (longest - 4) // 3
-    steps = [1, 1, 1, chunk, 1, chunk, longest - 4 - 2 * chunk]
+    chunk = (length - 4) // 3
+    steps = [1, 1, 1, chunk, 1, chunk, length - 4 - 2 * chunk]
     yield _Scenario(steps, reorders=False, note=_GROWS, capacity=1)
-    yield _Scenario([3, *[1] * (longest - 3)], pads=pads, note=note + _GROWS, capacity=1)
+    yield _Scenario([3, *[1] * (length - 3)], pads=pads, note=note + _GROWS, capacity=1)
 
 
 def _starter(probe: Probe) -> _Start | None:

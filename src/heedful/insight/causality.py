@@ -51,10 +51,10 @@ def causality(probe: Probe) -> Outcome:
         detail = f"{probe.outputs_name} at {position} change by {error:.1e} with token {token}"
         raise Failed(detail, error)
     error = max(error, _require_no_effect_from_afar(probe))
-    size, seen = probe.longest, True
+    length, seen = probe.long_length, True
     for batch, position in (
         (probe.batch(3), 0),
-        *((probe.long_batch(2), position) for position in (0, size // 3, size - 2)),
+        *((probe.long_batch(2), position) for position in (0, length // 3, length - 2)),
     ):
         leak = _gradient_from_later(probe, batch, position)
         seen = seen and leak is not None
@@ -74,17 +74,17 @@ def _require_no_effect_from_afar(probe: Probe) -> float:
     side, name = probe.output_side, probe.outputs_name
     batch = probe.long_batch(2)
     ids, outputs = batch.ids[side], probe.outputs(batch)
-    other_ids, size = probe.other_tokens(side, ids), ids.size(1)
+    other_ids, length = probe.other_tokens(side, ids), ids.size(1)
     small = sum(p.numel() for p in probe.net.parameters()) <= _SMALL_NET
-    splits = range(1, size, 1 if small else max(1, size // 16))
+    splits = range(1, length, 1 if small else max(1, length // 16))
     worst = _largest_effect(probe, batch, outputs, other_ids, splits)
     if worst > probe.tolerance:  # also where rows depend on each other, as another check reports
         worst = _require_no_effect(probe, batch, outputs, other_ids, splits)
-    for length in {size // 2, size - 1}:
-        prefix = probe.outputs(batch.replace_ids(side, ids[:, :length]))
-        worst = max(worst, error := distance(outputs[:, :length], prefix))
+    for kept in {length // 2, length - 1}:
+        prefix = probe.outputs(batch.replace_ids(side, ids[:, :kept]))
+        worst = max(worst, error := distance(outputs[:, :kept], prefix))
         if error > probe.tolerance:
-            detail = f"{name} change by {error:.1e} when tokens {length} and later are removed"
+            detail = f"{name} change by {error:.1e} when tokens {kept} and later are removed"
             raise Failed(detail, error)
     return worst
 
@@ -126,7 +126,7 @@ def _require_no_effect(
 ) -> float:
     """As `_largest_effect`, each alone; raises `Failed` with the position and the token."""
     side, name = probe.output_side, probe.outputs_name
-    ids, size, worst = batch.ids[side], other_ids.size(1), 0.0
+    ids, length, worst = batch.ids[side], other_ids.size(1), 0.0
 
     def effects_of(first: int, last: int) -> Float[Tensor, "P"]:
         changed = ids.clone()
@@ -134,11 +134,11 @@ def _require_no_effect(
         return distances(outputs, probe.outputs(batch.replace_ids(side, changed)))
 
     for split in splits:
-        effects = effects_of(split, size)[:split]
+        effects = effects_of(split, length)[:split]
         worst = max(worst, error := float(effects.max()))
         if error > probe.tolerance:
             position = int(effects.argmax())
-            singly = [float(effects_of(j, j + 1)[position]) for j in range(split, size)]
+            singly = [float(effects_of(j, j + 1)[position]) for j in range(split, length)]
             strongest = max(singly)
             which = f"token {split + singly.index(strongest)}"
             if strongest <= probe.tolerance:

@@ -221,7 +221,7 @@ def period_of_positions(probe: Probe, side: Side) -> int | None:
     """
     batch = probe.long_batch(2)  # of two rows: some nets drop the dimension of one
     for other in probe.sides:
-        ids = batch.ids[other][:, :1].expand(-1, probe.longest if other == side else 8)
+        ids = batch.ids[other][:, :1].expand(-1, probe.long_length if other == side else 8)
         batch = batch.replace_ids(other, ids)
     found: list[Tensor] = []
 
@@ -231,7 +231,9 @@ def period_of_positions(probe: Probe, side: Side) -> int | None:
                 states = value.detach().float()
                 if states.dim() == 3:  # (B, T, D), or of positions (1, T, D)
                     states = states[0]
-                if states.dim() == 2 and len(states) == probe.longest and unequal(states, 0).any():
+                if states.dim() != 2 or len(states) != probe.long_length:
+                    continue
+                if unequal(states, 0).any():
                     found.append(states)
 
     def unequal(states: Tensor, position: int) -> Tensor:

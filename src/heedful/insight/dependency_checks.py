@@ -179,16 +179,16 @@ def attention_window(probe: Probe) -> Outcome:
         raise Skipped("no limited distance is known; pass max_distance= if layers have windows")
     if probe.is_pooled:
         raise Skipped(POOLED)
-    size, name = probe.longest, probe.outputs_name
-    if far + 2 > size:
+    length, name = probe.long_length, probe.outputs_name
+    if far + 2 > length:
         raise Skipped(f"the windows reach {far} tokens, further than {probe.at_lengths}")
-    batch, token = probe.long_batch(2), (size - far - 1) // 2
+    batch, token = probe.long_batch(2), (length - far - 1) // 2
     ids = batch.ids["ids"]
     changed = ids.clone()
     changed[:, token] = probe.other_tokens("ids", ids[:, token])
     outputs = probe.outputs(batch), probe.outputs(batch.replace_ids("ids", changed))
     effects = distances(*outputs)
-    distance_of = (torch.arange(size, device=effects.device) - token).abs()
+    distance_of = (torch.arange(length, device=effects.device) - token).abs()
     beyond = float(effects[distance_of > far].max())
     if beyond > probe.tolerance:
         seen = int(distance_of[effects > probe.tolerance].max())
@@ -231,9 +231,9 @@ def position_awareness(probe: Probe) -> Outcome:
             raise Failed(f"reordering tokens does not change the {name}", effect)
         return f"reordering tokens changes the {name}", effect
     effects: list[float] = []
-    long, size = probe.long_batch(2), probe.longest
-    far = f" at {size // 2} of {probe.at_lengths}"
-    for texts, first, where in ((batch, -3, ""), (long, size // 2, far)):
+    long, middle = probe.long_batch(2), probe.long_length // 2
+    far = f" at {middle} of {probe.at_lengths}"
+    for texts, first, where in ((batch, -3, ""), (long, middle, far)):
         for side in probe.sides:
             effects.append(_effect_of_swap(probe, texts, side, first))
             if effects[-1] <= probe.tolerance:
@@ -251,8 +251,7 @@ def _effect_of_swap(probe: Probe, batch: NetInputs, side: Side, first: int) -> f
 
     Of outputs at the positions of the same side only those behind both.
     """
-    size = batch.ids[side].size(1)
-    first %= size
+    first %= batch.ids[side].size(1)
     swapped = batch.ids[side].clone()
     swapped[:, [first, first + 1]] = swapped[:, [first + 1, first]]
     before, after = probe.outputs(batch), probe.outputs(batch.replace_ids(side, swapped))

@@ -52,7 +52,7 @@ class Probe(NetKind):
         left_padding: the net must be correct for batches padded on the left.
         vocab_sizes: vocabulary size of each side; 0: determined from the embeddings.
         length: maximum length of a sequence, padding included.
-        long_length: length of the sequences that show effects of distant tokens (`longest`).
+        max_long_length: of the sequences that show effects of distant tokens (`long_length`).
         tolerance: maximum rounding error, in standard deviations of the outputs.
         fresh: the net is untrained, so that its initial loss is checked.
         overfit, overfit_seconds: train a copy on one batch, for at most this time.
@@ -70,7 +70,7 @@ class Probe(NetKind):
     left_padding: bool
     vocab_sizes: dict[Side, int]
     length: int
-    long_length: int
+    max_long_length: int
     tolerance: float
     fresh: bool
     overfit: bool
@@ -139,29 +139,29 @@ class Probe(NetKind):
         """Random sequences without padding."""
         return NetInputs({side: self.ids(side, rows, self.width(side)) for side in self.sides})
 
-    def long_batch(self, rows: int, size: int | None = None) -> NetInputs:
-        """Random sequences of `size` tokens on each side; default: `longest`."""
-        size = size or self.longest
-        return NetInputs({side: self.ids(side, rows, size) for side in self.sides})
+    def long_batch(self, rows: int, length: int | None = None) -> NetInputs:
+        """Random sequences of this length on each side; default: `long_length`."""
+        length = length or self.long_length
+        return NetInputs({side: self.ids(side, rows, length) for side in self.sides})
 
     @cached_property
-    def longest(self) -> int:
-        """Tokens of the longest sequences: `long_length`, or fewer if the net raises for them.
+    def long_length(self) -> int:
+        """Length of the long sequences: `max_long_length`, or less if the net raises for them.
 
         Tried on a CPU: an index out of range makes a CUDA device unusable.
         """
         tried = self.to_cpu()
 
-        def takes(size: int) -> bool:
+        def takes(length: int) -> bool:
             try:
-                tried.outputs(tried.long_batch(2, size))
+                tried.outputs(tried.long_batch(2, length))
             except Exception:  # of any kind: a table of positions is too short
                 return False
             return True
 
-        if takes(self.long_length):
-            return self.long_length
-        low, high = self.width(self.output_side), self.long_length  # taken, not taken
+        if takes(self.max_long_length):
+            return self.max_long_length
+        low, high = self.width(self.output_side), self.max_long_length  # taken, not taken
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if takes(middle) else (low, middle)
@@ -170,8 +170,8 @@ class Probe(NetKind):
     @property
     def at_lengths(self) -> str:
         """The length of the long sequences, for observations."""
-        limit = ", the most that the net takes" if self.longest < self.long_length else ""
-        return f"texts of {self.longest} tokens{limit}"
+        limit = ", the most that the net takes" if self.long_length < self.max_long_length else ""
+        return f"texts of {self.long_length} tokens{limit}"
 
     def pad(
         self,

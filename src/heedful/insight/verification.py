@@ -168,7 +168,7 @@ def verify(
             left_padding="padding_side" in accepts if left_padding is None else left_padding,
             vocab_sizes={side: sizes[side] or 0 for side in kind.sides},
             length=length,
-            long_length=max(length, long_length),
+            max_long_length=max(length, long_length),
             tolerance=tolerance,
             fresh=fresh,
             overfit=overfit,
@@ -212,5 +212,6 @@ def _run_all(probe: Probe, on_result: Callable[[CheckResult], None] | None) -> R
         results.append(result)
         if on_result is not None:
             on_result(result)
-    long_length = probe.longest if "longest" in vars(probe) else None  # if a check needed it
+    needed_long = "long_length" in vars(probe)  # a cached property
+    long_length = probe.long_length if needed_long else None
     return Report(tuple(results), probe.length, long_length)
