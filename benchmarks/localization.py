@@ -230,7 +230,9 @@ def scored(
     for name, system in systems.items():
         texts = system.outputs[index]
         kept = {kind: kept_lines(kind, test.sources, texts) for kind in (*PIECES, "all")}
-        scores = corpus_scores(texts, test.references, trg_lang=language, metrics=METRICS).values()
+        scores = corpus_scores(
+            texts, test.references, tgt_language=language, metrics=METRICS
+        ).values()
         figures[name] = {**scores, "kept": kept}
         shown = ["–" if name == HUMAN else f"{scores[metric]:.1f}" for metric in METRICS]
         shown += [f"{count} of {total}" for count, total in kept.values()]

@@ -144,7 +144,7 @@ def scores(run: Run, pairs: Pairs) -> dict[str, float]:
     """BLEU and chrF of the run's model, by its default search."""
     outputs = run.model().generate([src for src, _ in pairs], too_long="truncate")
     references = [tgt for _, tgt in pairs]
-    return corpus_scores(outputs, references, trg_lang=LANGUAGE, metrics=METRICS).values()
+    return corpus_scores(outputs, references, tgt_language=LANGUAGE, metrics=METRICS).values()
 
 
 if __name__ == "__main__":

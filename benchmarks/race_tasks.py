@@ -71,7 +71,7 @@ class Task:
 def translation_scores(outputs: list[str], references: list[str], corpus: Corpus) -> Scores:
     """BLEU and chrF by sacreBLEU of text as it is; the same call for all systems."""
     metrics = ["bleu", "chrf"]
-    scores = corpus_scores(outputs, references, trg_lang=corpus.target, metrics=metrics)
+    scores = corpus_scores(outputs, references, tgt_language=corpus.target, metrics=metrics)
     return dict(scores.values())
 
 

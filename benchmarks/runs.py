@@ -193,7 +193,7 @@ def beam_scores(run: Run, pairs: list[tuple[str, str]], metrics: list[str]) -> d
             return_details=True,
         )
         outputs[search] = [translations[0].text for translations in results]
-        scored = corpus_scores(outputs[search], references, trg_lang=language, metrics=metrics)
+        scored = corpus_scores(outputs[search], references, tgt_language=language, metrics=metrics)
         scores[search] = {
             **scored.to_dict()["scores"],
             "cut_off": sum(not translations[0].finished for translations in results),

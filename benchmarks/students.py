@@ -308,7 +308,7 @@ def make_record(
 
 def scores(lines: list[str], text: Text) -> dict[str, float]:
     """The scores of `METRICS`."""
-    return corpus_scores(lines, text.references, trg_lang="de", metrics=METRICS).values()
+    return corpus_scores(lines, text.references, tgt_language="de", metrics=METRICS).values()
 
 
 def share(one: list[str], other: list[str]) -> float:

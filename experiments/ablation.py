@@ -255,7 +255,9 @@ def _scores(run: Run, outputs: list[str], split: str) -> Any:
     references = [tgt for _, tgt in run.pairs(split)]
     language = run.recipe.data.tgt_language
     metrics = [METRIC, "bleu"]
-    return corpus_scores(outputs, references, trg_lang=language, metrics=metrics, lowercase=True)
+    return corpus_scores(
+        outputs, references, tgt_language=language, metrics=metrics, lowercase=True
+    )
 
 
 def _test_scores(run: Run, outputs: list[str]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def scored(directory: Path, pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """BLEU and chrF of a model on the test pairs with beam size 5."""
     sources, references = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     outputs = load_translator(directory).translate(sources, beam_size=5, too_long="truncate")
-    found = corpus_scores(outputs, references, trg_lang="de", metrics=["bleu", "chrf"])
+    found = corpus_scores(outputs, references, tgt_language="de", metrics=["bleu", "chrf"])
     return {**found.values(), "signature": found["bleu"].signature}
 
 

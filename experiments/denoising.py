@@ -128,7 +128,7 @@ def scored(run: Run) -> dict[str, Any]:
     pairs = run.pairs("test")
     outputs = run.model().translate([src for src, _ in pairs], beam_size=5, too_long="truncate")
     references = [tgt for _, tgt in pairs]
-    found = corpus_scores(outputs, references, trg_lang="de", metrics=["bleu", "chrf"])
+    found = corpus_scores(outputs, references, tgt_language="de", metrics=["bleu", "chrf"])
     values = found.values()
     return {**values, "signature": found["bleu"].signature}
 

@@ -149,7 +149,9 @@ def test_scores_use_the_tokenization_of_the_language_of_any_tag() -> None:
     from heedful.evaluation.metrics import corpus_scores
 
     for tag in ("zh", "cmn", "zho", "zh_Hans", "yue"):
-        scores = corpus_scores(["我不知道"], ["我不知道"], trg_lang=tag, metrics=["bleu", "ter"])
+        scores = corpus_scores(
+            ["我不知道"], ["我不知道"], tgt_language=tag, metrics=["bleu", "ter"]
+        )
         assert "tok:zh" in scores["bleu"].signature
         assert "asian:yes" in scores["ter"].signature
 

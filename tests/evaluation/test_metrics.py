@@ -63,7 +63,7 @@ def multi_bleu(
 
 def test_scores_and_signatures_equal_sacrebleu() -> None:
     scores = corpus_scores(
-        HYPOTHESES, REFERENCES, trg_lang="de", metrics=("bleu", "chrf", "chrf++", "ter")
+        HYPOTHESES, REFERENCES, tgt_language="de", metrics=("bleu", "chrf", "chrf++", "ter")
     )
     for name, metric in {
         "bleu": BLEU(),
@@ -89,7 +89,7 @@ def test_sentence_chrf_scores_each_line_against_its_reference() -> None:
 def test_case_insensitive_scores_equal_sacrebleu() -> None:
     small = [line.lower() for line in HYPOTHESES]
     names = ("bleu", "chrf", "ter", "exact_match")
-    scores = corpus_scores(small, REFERENCES, trg_lang="de", metrics=names, lowercase=True)
+    scores = corpus_scores(small, REFERENCES, tgt_language="de", metrics=names, lowercase=True)
     for name, metric in {
         "bleu": BLEU(lowercase=True),
         "chrf": CHRF(lowercase=True),
@@ -111,7 +111,7 @@ def test_details_by_hand() -> None:
 @pytest.mark.parametrize("code", ["zh", "zh-CN", "zh_Hans", "cmn", "zho", "ZH"])
 def test_chinese_is_tokenized_by_character(code: str) -> None:
     hypotheses, references = ["我今天去学校了。"], ["我昨天去学校了。"]
-    scores = corpus_scores(hypotheses, references, trg_lang=code)
+    scores = corpus_scores(hypotheses, references, tgt_language=code)
     assert "tok:zh" in scores["bleu"].signature
     assert scores["bleu"].value == BLEU(tokenize="zh").corpus_score(hypotheses, [references]).score
     assert 0 < scores["bleu"].value < 100
@@ -124,7 +124,7 @@ def test_ter_counts_characters_in_japanese_and_words_elsewhere(code: str) -> Non
     hypotheses, references = ["今日は学校へ行く。 yes"], ["昨日は学校へ行く。 yes"]
     is_japanese = code.startswith("j")
     expected = TER(normalized=is_japanese, asian_support=is_japanese)
-    score = corpus_scores(hypotheses, references, trg_lang=code, metrics=["ter"])["ter"]
+    score = corpus_scores(hypotheses, references, tgt_language=code, metrics=["ter"])["ter"]
     assert score.value == expected.corpus_score(hypotheses, [references]).score
     assert score.signature == str(expected.get_signature())
 
@@ -133,7 +133,7 @@ def test_ter_counts_characters_in_japanese_and_words_elsewhere(code: str) -> Non
 def test_codes_of_three_letters_are_tokenized_as_those_of_two(code: str, short: str) -> None:
     def outcome(language: str) -> object:
         try:
-            return corpus_scores(["我 a"], ["我 b"], trg_lang=language, metrics=["bleu"])
+            return corpus_scores(["我 a"], ["我 b"], tgt_language=language, metrics=["bleu"])
         except UserError as error:  # the tokenizer's package is not there
             return str(error)
 
@@ -150,7 +150,7 @@ def test_bleu_without_the_languages_tokenizer_is_known_before_the_work(
     assert f"pip install 'sacrebleu[{code[:2]}]'" in problem
     assert metric_problem("bleu", "de") is metric_problem("chrf", code) is None
     with pytest.raises(UserError, match=package):
-        corpus_scores(["a"], ["a"], trg_lang=code)
+        corpus_scores(["a"], ["a"], tgt_language=code)
 
 
 def test_exact_match_ignores_only_whitespace() -> None:
@@ -197,7 +197,7 @@ def test_tokenized_lowercased_bleu_is_multi_bleu(pairs: list[tuple[list[str], li
 @pytest.mark.parametrize("name", METRICS)
 def test_the_direction_of_a_metric_ranks_perfect_output_first(name: str) -> None:
     perfect, bad = (
-        corpus_scores(lines, REFERENCES, trg_lang="de", metrics=[name])[name].value
+        corpus_scores(lines, REFERENCES, tgt_language="de", metrics=[name])[name].value
         for lines in (REFERENCES, ["x y", "x y z", "x"])
     )
     assert (perfect > bad) == plugins.metric.get(name).higher_is_better
@@ -206,19 +206,19 @@ def test_the_direction_of_a_metric_ranks_perfect_output_first(name: str) -> None
 def test_identical_lines_have_perfect_scores_and_case_counts_by_default() -> None:
     metrics = ("bleu", "chrf", "chrf++", "ter", "exact_match", "tokenized_lowercase_bleu")
     assert set(metrics) == set(METRICS)
-    values = corpus_scores(REFERENCES, REFERENCES, trg_lang="de", metrics=metrics).values()
+    values = corpus_scores(REFERENCES, REFERENCES, tgt_language="de", metrics=metrics).values()
     assert values.pop("ter") == 0
     assert values.pop("exact_match") == 1
     assert list(values.values()) == pytest.approx([100] * 4)
     upper = [line.upper() for line in REFERENCES]
-    values = corpus_scores(upper, REFERENCES, trg_lang="de", metrics=metrics).values()
+    values = corpus_scores(upper, REFERENCES, tgt_language="de", metrics=metrics).values()
     assert values["tokenized_lowercase_bleu"] == pytest.approx(100)
     assert values["exact_match"] == 0
     assert values["bleu"] < 50
 
 
 def test_to_dict_can_be_serialized_as_json() -> None:
-    scores = corpus_scores(HYPOTHESES, REFERENCES, trg_lang="de", metrics=METRICS)
+    scores = corpus_scores(HYPOTHESES, REFERENCES, tgt_language="de", metrics=METRICS)
     record = json.loads(json.dumps(scores.to_dict(), allow_nan=False))
     assert record["num_segments"] == 3
     assert list(record["scores"]) == list(METRICS)
@@ -245,7 +245,7 @@ def test_perplexity() -> None:
         (
             ["我"],
             ["我"],
-            {"metrics": ["tokenized_lowercase_bleu"], "trg_lang": "zh"},
+            {"metrics": ["tokenized_lowercase_bleu"], "tgt_language": "zh"},
             "without spaces between words",
         ),
     ],

@@ -76,7 +76,7 @@ def remove_entries(
         cache_folder,
         list_entries,
         remove_entry,
-        remove_unfinished_entries,
+        remove_temporary_folders,
     )
 
     if sum((bool(names), everything, older_than is not None)) != 1:
@@ -95,7 +95,7 @@ def remove_entries(
             typer.echo(f"removed {entry.path.name}, {decimal(entry.size)}")
         else:
             in_use.append(entry.path.name)
-    remove_unfinished_entries(directory)
+    remove_temporary_folders(directory)
     if in_use and names:
         raise UserError(f"{', '.join(in_use)}: in use by a run; remove it when the run has ended")
     for name in in_use:

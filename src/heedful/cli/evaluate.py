@@ -234,7 +234,7 @@ def _evaluate_pairs(
     scores = corpus_scores(
         outputs,
         references,
-        trg_lang=language,
+        tgt_language=language,
         metrics=names,
         lowercase=translator.tgt_tokenizer.lowercases,
     )

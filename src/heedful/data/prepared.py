@@ -260,7 +260,7 @@ def remove_folder(path: Path) -> None:
     path.with_name(f".{path.name.removesuffix(UNFINISHED)}.lock").unlink(missing_ok=True)
 
 
-def remove_unfinished_entries(directory: Path) -> None:
+def remove_temporary_folders(directory: Path) -> None:
     """Remove the temporary folders of processes that were killed while they prepared data."""
     names = [path.name for path in directory.glob(".*.tmp") if is_leftover(path.name)]
     for name in {name[1:].rsplit(".", 2)[0] for name in names}:

@@ -273,7 +273,7 @@ class Prover:
             scores = corpus_scores(
                 lines,
                 list(answers),
-                trg_lang=language,
+                tgt_language=language,
                 metrics=[m for m in ("bleu", "chrf") if metric_problem(m, language) is None],
                 lowercase=model.tgt_tokenizer.lowercases,
             )

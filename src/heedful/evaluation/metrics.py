@@ -65,7 +65,7 @@ def corpus_scores(
     hypotheses: list[str],
     references: list[str],
     *,
-    trg_lang: str | None = None,
+    tgt_language: str | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     lowercase: bool = False,
 ) -> Scores:
@@ -74,7 +74,7 @@ def corpus_scores(
     BLEU, chrF, TER and their signatures are sacreBLEU's (Post 2018).
 
     Args:
-        trg_lang: language tag of the lines ("de", "zh-CN"). It determines BLEU's tokenization
+        tgt_language: language tag of the lines ("de", "zh-CN"). It determines BLEU's tokenization
             (as in sacreBLEU: zh, ja-mecab, ko-mecab, else 13a); TER counts characters for Chinese
             and Japanese; `tokenized_lowercase_bleu` requires it.
         lowercase: ignore case (sacreBLEU's option), for models with lowercase output.
@@ -90,7 +90,7 @@ def corpus_scores(
         )
     if not references:
         raise UserError("scores: no lines to score; give at least one line and its reference")
-    language = _language(trg_lang)
+    language = _language(tgt_language)
     # Look up all names first: unknown ones raise an error.
     functions = {name: usable_metric(name, language).function for name in metrics}
     if lowercase:
@@ -107,21 +107,21 @@ def corpus_scores(
     return Scores(len(hypotheses), scores)
 
 
-def usable_metric(name: str, trg_lang: str | None = None) -> Metric:
+def usable_metric(name: str, tgt_language: str | None = None) -> Metric:
     """The metric of a name; raises UserError for an unknown one, and for a `metric_problem`."""
     metric: Metric = plugins.metric.get(name)
-    if problem := metric_problem(name, trg_lang):
+    if problem := metric_problem(name, tgt_language):
         raise UserError(f"the metric {name} {problem}")
     return metric
 
 
-def metric_problem(name: str, trg_lang: str | None = None) -> str | None:
+def metric_problem(name: str, tgt_language: str | None = None) -> str | None:
     """What a metric needs to score lines of a language and lacks here ("needs ..."), or None.
 
     Args:
-        trg_lang: as in `corpus_scores`.
+        tgt_language: as in `corpus_scores`.
     """
-    extra, language = plugins.metric.get(name).extra, _language(trg_lang)
+    extra, language = plugins.metric.get(name).extra, _language(tgt_language)
     if extra is not None and (packages := extras.missing_packages(extra)):
         return f"needs {packages}"
     tokenizer = _TOKENIZERS.get(language, ())

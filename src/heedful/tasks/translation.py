@@ -300,7 +300,7 @@ class Translation(Task):
         return corpus_scores(
             outputs,
             [row["tgt"] for row in rows],
-            trg_lang=languages.pop() if len(languages) == 1 else None,
+            tgt_language=languages.pop() if len(languages) == 1 else None,
             metrics=metrics,
             lowercase=model.tgt_tokenizer.lowercases,
         )
