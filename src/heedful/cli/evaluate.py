@@ -26,7 +26,7 @@ from heedful.options import BACKENDS, RUN_TIME, TooLong, option
 if TYPE_CHECKING:
     import numpy as np
 
-    from heedful.data.labels import Problem
+    from heedful.data.labels import ProblemType
     from heedful.data.rows import Rows
 
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
@@ -276,7 +276,7 @@ def _evaluate_text(
 
 
 def _labeled_rows(
-    path: Path, columns: dict[str, Any], names: Sequence[str], problem: "Problem"
+    path: Path, columns: dict[str, Any], names: Sequence[str], problem: "ProblemType"
 ) -> "Rows":
     """The rows of labeled texts; a first line that names columns is left out with a note."""
     from heedful.data.row_files import open_rows

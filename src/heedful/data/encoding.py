@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt32
 
 from heedful.data.columns import Column, Columns, Sequences, ids_dtype, offsets_from_lengths
-from heedful.data.labels import Problem, label_columns
+from heedful.data.labels import ProblemType, label_columns
 from heedful.data.reports import Counts, DataReport
 from heedful.data.rows import CORPUS, Chunk, Rows
 from heedful.data.splits import KnownRows, Split
@@ -131,7 +131,7 @@ class Encoder:
         drop_unknown: leave out rows with a sequence of only special and unknown tokens.
         labels: names of the labels of the rows, or of the values of a regression, which become
             columns (`label_columns`); empty: the rows have no labels.
-        problem: what the labels are.
+        problem: the kind of the labels.
         prepare: changes rows before they are tokenized.
 
     Raises:
@@ -143,7 +143,7 @@ class Encoder:
     truncation: Truncation = "drop"
     drop_unknown: bool = False
     labels: Sequence[str] = ()
-    problem: Problem = "single_label"
+    problem: ProblemType = "single_label"
     prepare: Callable[[Rows], Rows] | None = None
 
     def __post_init__(self) -> None:

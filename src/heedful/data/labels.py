@@ -20,8 +20,9 @@ from heedful.data.columns import Column, Columns, Sequences, pack_ids, rows_of
 from heedful.data.rows import LABEL, Rows
 from heedful.errors import UserError, format_names
 
-# What the label of a row is: one class; any number of classes; one number or several.
-Problem: TypeAlias = Literal["single_label", "multi_label", "regression"]
+# The kind of the labels, as `problem_type` of transformers: one class of each row; any number of
+# classes; one number or several.
+ProblemType: TypeAlias = Literal["single_label", "multi_label", "regression"]
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -48,7 +49,7 @@ def label_text(value: object) -> str | None:
 
 
 def checked_labels(
-    labels: Sequence[str], file: str, lines: NDArray[np.int64], problem: Problem
+    labels: Sequence[str], file: str, lines: NDArray[np.int64], problem: ProblemType
 ) -> list[str]:
     """Labels without spaces around them; raises UserError for one that is not of the problem.
 
@@ -69,7 +70,7 @@ def checked_labels(
     return stripped
 
 
-def count_labels(rows: Rows, problem: Problem) -> Counter[str]:
+def count_labels(rows: Rows, problem: ProblemType) -> Counter[str]:
     """The rows of each label; of a regression one for each number of an output, from 0.
 
     Raises:
@@ -83,7 +84,7 @@ def count_labels(rows: Rows, problem: Problem) -> Counter[str]:
     return Counter(rows[LABEL])
 
 
-def label_names(labels: Iterable[str], problem: Problem = "single_label") -> tuple[str, ...]:
+def label_names(labels: Iterable[str], problem: ProblemType = "single_label") -> tuple[str, ...]:
     """The names of the logits, of the `count_labels` of all rows.
 
     Classes that are numbers come first, by value, then others in alphabetical order. The output of
@@ -122,7 +123,7 @@ def label_ids(rows: Rows, names: Sequence[str]) -> Int64[np.ndarray, " N"]:
     return np.array([label for (label,) in ids], dtype=np.int64)
 
 
-def label_columns(rows: Rows, names: Sequence[str], problem: Problem) -> dict[str, Column]:
+def label_columns(rows: Rows, names: Sequence[str], problem: ProblemType) -> dict[str, Column]:
     """The labels as columns: the ids of one class or of several a row, or the values of a
     regression in one column an output.
 
@@ -145,7 +146,7 @@ def label_columns(rows: Rows, names: Sequence[str], problem: Problem) -> dict[st
 
 
 def label_targets(
-    columns: Columns, indices: NDArray[np.int64], names: Sequence[str], problem: Problem
+    columns: Columns, indices: NDArray[np.int64], names: Sequence[str], problem: ProblemType
 ) -> Int64[np.ndarray, " B"] | Bool[np.ndarray, "B C"] | Float32[np.ndarray, "B C"]:
     """The labels of some rows: (B,) classes; (B, C), the classes that are true; (B, C), values."""
     if problem == "single_label":
@@ -160,7 +161,7 @@ def label_targets(
     return np.stack(values, 1).astype(np.float32)
 
 
-def label_counts(columns: Columns, names: Sequence[str], problem: Problem) -> dict[str, int]:
+def label_counts(columns: Columns, names: Sequence[str], problem: ProblemType) -> dict[str, int]:
     """The number of rows with each label; empty for a regression and for rows without labels."""
     if problem == "regression" or not names:
         return {}

@@ -11,7 +11,7 @@ import numpy as np
 
 from heedful.data.csv_rows import csv_units
 from heedful.data.jsonl import jsonl_chunks, jsonl_record_chunks
-from heedful.data.labels import Problem, checked_labels
+from heedful.data.labels import ProblemType, checked_labels
 from heedful.data.pair_files import (
     PAIR_FORMATS,
     pair_units,
@@ -61,7 +61,7 @@ class FileRows:
         as_texts: make each text of labeled texts, or of labeled pairs, a row with the one column
             `text`.
         corpus: the name of the rows' corpus, which becomes a column; "": none.
-        problem: what labels are: a cell of several may be empty, or a list.
+        problem: the kind of the labels; a cell of several labels may be empty, or a list.
     """
 
     columns: tuple[str, ...]
@@ -69,7 +69,7 @@ class FileRows:
     keep_empty: bool = False
     as_texts: bool = False
     corpus: str = ""
-    problem: Problem = "single_label"
+    problem: ProblemType = "single_label"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class FileRows:
         columns = left.columns
         if LABEL in columns:
             # Labels that are not read may be of any kind.
-            problem: Problem = "multi_label" if self.as_texts else self.problem
+            problem: ProblemType = "multi_label" if self.as_texts else self.problem
             labels = checked_labels(left[LABEL], left.file_names[0], left.locations[1], problem)
             columns = {**columns, LABEL: labels}
         num_empty = len(rows) - len(left)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt64
 
 from heedful.data.filters import Filter, Unique, apply_filters, keep_unique
-from heedful.data.labels import Problem, count_labels
+from heedful.data.labels import ProblemType, count_labels
 from heedful.data.reports import DataReport, FilterCount, FilterReport
 from heedful.data.rows import (
     CORPUS,
@@ -178,7 +178,7 @@ def scan_rows(
     num_workers: int = 1,
     *,
     with_source_hashes: bool = False,
-    problem: Problem = "single_label",
+    problem: ProblemType = "single_label",
 ) -> Scan:
     """Read all rows once.
 
@@ -189,7 +189,7 @@ def scan_rows(
             rows with the smallest keys are chosen, random numbers of their chunk and index: the
             choice is independent of the number of workers. None: all rows.
         with_source_hashes: compute `Scan.source_hashes`.
-        problem: what the labels are.
+        problem: the kind of the labels.
 
     Raises:
         UserError: wrong rows, files without rows, a filter that drops all rows.
@@ -327,7 +327,7 @@ def _scan_chunk(
     filters: Sequence[Filter],
     unique: Sequence[Unique],
     with_source_hashes: bool,
-    problem: Problem,
+    problem: ProblemType,
     item: tuple[int, Chunk, float],
 ) -> _ChunkScan:
     """Read and filter a chunk, given with its number and a bound of the keys to be sampled."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64, Shaped
 
-from heedful.data.labels import Problem, values_text
+from heedful.data.labels import ProblemType, values_text
 
 _Counts = tuple[Int64[np.ndarray, " C"], Int64[np.ndarray, " C"], Int64[np.ndarray, " C"]]
 
@@ -15,7 +15,7 @@ def score_answers(
     targets: Shaped[np.ndarray, "N ..."],
     answers: Shaped[np.ndarray, "N ..."],
     names: Sequence[str],
-    problem: Problem,
+    problem: ProblemType,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The scores of a classifier's answers, and tables of them by name.
 
@@ -38,7 +38,7 @@ def score_answers(
 def answer_texts(
     answers: Shaped[np.ndarray, "N ..."],
     names: Sequence[str],
-    problem: Problem,
+    problem: ProblemType,
 ) -> list[str]:
     """Answers as text: the name of a label, those of several separated by commas, or values
     separated by tabs."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from heedful.backends.ctranslate2.conversion import PRECISIONS
 from heedful.backends.ctranslate2.runtime import HEAD
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.data.special_tokens import allow_in_texts
 from heedful.deploy.convert import write_ctranslate2
 from heedful.errors import UserError
@@ -59,7 +59,7 @@ for line in sys.stdin:
     logits = np.array(result.pooler_output)[0] @ head["weight"].T + head["bias"]
     print({printed})
 """
-_CLASSES: dict[Problem, str] = {
+_CLASSES: dict[ProblemType, str] = {
     "single_label": "labels[logits.argmax()]",
     "multi_label": '",".join(label for label, logit in zip(labels, logits) if logit >= 0)',
     "regression": '*logits, sep="\\t"',

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from heedful.data.hf_tokenizers import write_tokenizer
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.data.language_tags import matching_tag
 from heedful.data.special_tokens import allow_in_texts
 from heedful.data.tokenizer import Tokenizer
@@ -215,7 +215,7 @@ def _recorded(path: Path, on_notice: OnNotice) -> RecordedRun | None:
         return None
 
 
-def _problem_to_hf(problem: Problem) -> dict[str, str]:
+def _problem_to_hf(problem: ProblemType) -> dict[str, str]:
     """The key of `config.json` for what the logits of a classifier mean; none for the default."""
     return {} if problem == "single_label" else {"problem_type": PROBLEMS[problem]}
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 from torch import nn
 
 from heedful import plugins
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.models.decoder_only import DecoderOnly
@@ -40,7 +40,7 @@ class _Settings(TypedDict, total=False):
     tgt_language: str | None
     limits: Limits | None
     generation: GenerationIds | None
-    problem: Problem
+    problem: ProblemType
 
 
 @overload
@@ -81,7 +81,7 @@ def from_net(
     tgt_language: str | None = None,
     limits: Limits | None = None,
     generation: GenerationIds | None = None,
-    problem: Problem = "single_label",
+    problem: ProblemType = "single_label",
 ) -> AnyModel:
     """Make a model of a net that was trained in a loop of its user; the net is not copied.
 
@@ -137,8 +137,8 @@ def from_net(
         raise UserError(f"{len(labels)} labels, but the net has {num_labels} classes")
     if len(set(labels)) < len(labels):
         raise UserError(f"two labels have the same name: {', '.join(labels)}")
-    if problem not in get_args(Problem):
-        raise UserError(f"problem must be {', '.join(get_args(Problem))}, not {problem!r}")
+    if problem not in get_args(ProblemType):
+        raise UserError(f"problem must be {', '.join(get_args(ProblemType))}, not {problem!r}")
     if generation is None and isinstance(net, DecoderOnly) and tokenizer is not None:
         generation = continuation_ids(tokenizer)
     plugin = plugins.architecture.plugin_of(name)

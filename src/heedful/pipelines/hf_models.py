@@ -7,7 +7,7 @@ from typing import Any
 
 from heedful import plugins
 from heedful.data.hf_tokenizers import read_tokenizer
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.data.special_tokens import language_tokens
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
@@ -36,7 +36,7 @@ from heedful.zoo.hf import (
 TOKENIZER_CONFIG = "tokenizer_config.json"
 HF_SIDES = {"src": "source", "tgt": "target"}
 # The problem of a classifier -> `problem_type` in `config.json`.
-PROBLEMS: dict[Problem, str] = {
+PROBLEMS: dict[ProblemType, str] = {
     "single_label": "single_label_classification",
     "multi_label": "multi_label_classification",
     "regression": "regression",
@@ -163,7 +163,7 @@ def _target_of_ids(keys: dict[str, Any], tokenizer: Tokenizer | None) -> dict[st
     return {"tgt_language": of_token[token], "generation": replace(ids, forced_bos_id=None)}
 
 
-def _problem_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> Problem:
+def _problem_from_hf(content: Mapping[str, Any], num_labels: int, where: str) -> ProblemType:
     """The problem of a classifier. As in the pipeline of transformers, the logit of a single class
     has a sigmoid unless `problem_type` is regression.
 

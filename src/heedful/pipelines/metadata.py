@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.fidelity import Keep
 from heedful.pipelines.pooling import Pooling
 
@@ -90,7 +90,7 @@ class ModelMetadata:
     normalize: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    problem: Problem = "single_label"
+    problem: ProblemType = "single_label"
     keep: Keep | None = None
 
     @classmethod

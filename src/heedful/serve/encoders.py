@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.pipelines import Classification, Classifier, MaskedLanguageModel
 from heedful.serve.batches import Job
 from heedful.serve.bodies import ClassifyBody, FillBody
@@ -50,7 +50,7 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     return JSONResponse({"model": served.name, "results": answers[0] if is_single else answers})
 
 
-def _answer(result: Classification, problem: Problem) -> dict[str, Any]:
+def _answer(result: Classification, problem: ProblemType) -> dict[str, Any]:
     """The classification as JSON, which has no NaN and no infinity."""
     scores = {label: value for label, value in result.scores.items() if math.isfinite(value)}
     if problem == "regression":

@@ -14,7 +14,7 @@ from heedful import task_keys
 from heedful.config import Recipe
 from heedful.data.collate import Batch, collate_texts
 from heedful.data.encoding import TextColumn
-from heedful.data.labels import Problem, label_targets
+from heedful.data.labels import ProblemType, label_targets
 from heedful.data.plans import plan_evaluation_batches
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ from heedful.tasks.scoring import (
 from heedful.tasks.task import MASK, ObjectiveSettings, Task
 from heedful.training.events import EvaluationResult, Sample
 
-_METRICS: dict[Problem, tuple[str, ...]] = {
+_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label": ("loss", "token_accuracy", "accuracy", "macro_f1"),
     "multi_label": ("loss", "micro_f1", "macro_f1", "exact_match"),
     "regression": ("loss", "pearson", "spearman", "mean_squared_error", "mean_absolute_error"),
@@ -56,7 +56,7 @@ _METRICS: dict[Problem, tuple[str, ...]] = {
 class Labels(ObjectiveSettings):
     """What the label of a text is."""
 
-    problem: Problem | None = Field(
+    problem: ProblemType | None = Field(
         None,
         description="Label of a text: single_label (one class), multi_label (any number of "
         "classes, separated by commas; an empty cell: none; the loss is the mean of their binary "
@@ -98,14 +98,14 @@ class TextClassification(Task):
                     "or neither"
                 )
 
-    def problem(self, origin: Problem | None) -> Problem:
+    def problem(self, origin: ProblemType | None) -> ProblemType:
         recipe, own = self.recipe, self.objective.problem
         if None not in (own, origin) and own != origin:
             raise UserError(
                 f"objective.problem is {own}, but init_from: {recipe.init_from} is a classifier of "
                 f"the problem {origin}; leave objective.problem out, or start from another model"
             )
-        problem: Problem = own or origin or "single_label"
+        problem: ProblemType = own or origin or "single_label"
         _check_settings(recipe, problem)
         return problem
 
@@ -227,7 +227,7 @@ def _targets(data: RunData, split: str) -> np.ndarray:
     return label_targets(columns, np.arange(len(columns)), data.labels, data.problem)
 
 
-def _check_settings(recipe: Recipe, problem: Problem) -> None:
+def _check_settings(recipe: Recipe, problem: ProblemType) -> None:
     """Raise UserError for settings that have no meaning for a problem."""
     training, metric, known = recipe.training, recipe.evaluation.metric, _METRICS[problem]
     wrong = [] if metric in known else [f"evaluation.metric {metric} (use {' or '.join(known)})"]

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from heedful.config import Recipe
 from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder
-from heedful.data.labels import Problem, count_labels, label_columns, label_counts, label_names
+from heedful.data.labels import ProblemType, count_labels, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
 from heedful.data.row_files import FileRows, depends_on_languages, format_of
@@ -199,7 +199,7 @@ class FirstPass:
         return rows
 
 
-def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: Problem) -> tuple[Split, Rows]:
+def _keep_labels(scan: Scan, split: Split, valid: Rows, problem: ProblemType) -> tuple[Split, Rows]:
     """The split without the first held-out source of each label that train would lose.
 
     If nothing were held out then, the split stays.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from heedful.data.buckets import BatchShape
 from heedful.data.columns import Columns, Sequences, open_columns
 from heedful.data.filters import Filter
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.data.prepared import FolderLock
 from heedful.data.reports import DataReport, FilterReport
 from heedful.data.row_files import FileRows, JoinedRows
@@ -39,7 +39,7 @@ class Inherited:
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     start_id: int | None = None
     labels: tuple[str, ...] = ()
-    problem: Problem | None = None
+    problem: ProblemType | None = None
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class RawData:
             rows of random sources are held out.
         filters: of the rows of train.
         drops_held_out: rows of train with the source of a held-out row are dropped.
-        problem: what the labels are.
+        problem: the kind of the labels.
     """
 
     sources: dict[str, dict[str, FileRows] | Rows]
     hold_out_tail: Callable[[Scan], Split] | None = None
     filters: Sequence[Filter] = ()
     drops_held_out: bool = True
-    problem: Problem = "single_label"
+    problem: ProblemType = "single_label"
 
     def rows_of(self, split: str) -> RowSource:
         """The rows of all sources of a split, one after the other."""
@@ -119,9 +119,9 @@ class RunData:
         return tuple(self.splits["train"].info.get("labels", ()))
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> ProblemType:
         """What the labels are."""
-        problem: Problem = self.splits["train"].info.get("problem", "single_label")
+        problem: ProblemType = self.splits["train"].info.get("problem", "single_label")
         return problem
 
     @property

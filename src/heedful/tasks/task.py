@@ -15,7 +15,7 @@ from heedful.data.buckets import BatchShape, padded_lengths
 from heedful.data.collate import Batch
 from heedful.data.draws import EpochDraw
 from heedful.data.encoding import TextColumn
-from heedful.data.labels import Problem
+from heedful.data.labels import ProblemType
 from heedful.data.plans import RowsOf, plan_batches, plan_by_buffers
 from heedful.data.rows import Rows
 from heedful.data.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ class Task(ABC):
         """
         return tokenizers
 
-    def problem(self, origin: Problem | None) -> Problem:
+    def problem(self, origin: ProblemType | None) -> ProblemType:
         """What the label of a row is, and the logits of a classifier mean.
 
         Args:
