@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backend_models import model_of
 from document_samples import DOCX_RUNS, HTML, MARKDOWN, SRT, TMX, XLIFF, make_docx, translated
-from heedful.data.inline import TAG, Piece, TaggedText, split_at_tags, tagged
+from heedful.data.inline import TAG, InlinePiece, TaggedText, split_at_tags, tagged
 from heedful.documents import Segment, read_document, translate_document
 from heedful.documents.parts import Part, Placed
 from heedful.documents.projection import with_tags
@@ -31,7 +31,7 @@ def codes_of(text: str) -> TaggedText:
     """A text with tags such as `<g1>` and `<x2/>`; pairs may cross."""
     kinds = {"<g": "open", "</": "close", "<x": "alone"}
     pieces = [
-        Piece(kinds[part[:2]] if TAG.fullmatch(part) else "text", part, part.strip("</>"))  # type: ignore[arg-type]
+        InlinePiece(kinds[part[:2]] if TAG.fullmatch(part) else "text", part, part.strip("</>"))  # type: ignore[arg-type]
         for part in split_at_tags(text)
     ]
     return TaggedText(text, {piece.raw: piece for piece in pieces if piece.kind != "text"})
@@ -236,29 +236,31 @@ WORDS = ["the", "cat", "sat", "x,", "(a)", "%s", '"q"', "好的", "。", "a.", "
 
 
 @st.composite
-def pieces(draw: st.DrawFn) -> list[Piece]:
+def pieces(draw: st.DrawFn) -> list[InlinePiece]:
     """Pieces of a text, whose pairs may cross."""
-    found: list[Piece] = []
+    found: list[InlinePiece] = []
     opened: list[str] = []
     for number in range(draw(st.integers(1, 10))):
         kind = draw(st.sampled_from(["text", "text", "open", "close", "alone"]))
         if kind == "text":
-            found.append(Piece("text", draw(st.sampled_from(WORDS)) + draw(st.sampled_from("  "))))
+            found.append(
+                InlinePiece("text", draw(st.sampled_from(WORDS)) + draw(st.sampled_from("  ")))
+            )
         elif kind == "close" and opened:
             pair = opened.pop(draw(st.integers(0, len(opened) - 1)))
-            found.append(Piece("close", "</b>", pair))
+            found.append(InlinePiece("close", "</b>", pair))
         elif kind == "open":
             opened.append(str(number))
-            found.append(Piece("open", "<b>", opened[-1]))
+            found.append(InlinePiece("open", "<b>", opened[-1]))
         else:
-            found.append(Piece("alone", "<br/>"))
+            found.append(InlinePiece("alone", "<br/>"))
     return found
 
 
 @settings(max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck])
 @given(pieces(), st.lists(st.sampled_from(WORDS), max_size=6), st.integers(0, 2**32 - 1))
 def test_any_alignment_has_all_tags_and_the_same_text(
-    content: list[Piece], words: list[str], seed: int
+    content: list[InlinePiece], words: list[str], seed: int
 ) -> None:
     codes = tagged(content)
     source = without_tags(codes)

@@ -14,7 +14,7 @@ from heedful.data.sentencepieces import (
     CONTROL,
     UNKNOWN,
     UNUSED,
-    Piece,
+    VocabularyPiece,
     read_sentencepiece,
     sentencepiece_backend,
 )
@@ -213,12 +213,12 @@ def _read_sentencepiece(path: Path, settings: TokenizerSettings) -> Tokenizer:
     if settings.family == "t5":
         # The first sentinel has the last id.
         numbers = reversed(range(int(config.get("extra_ids", 100))))
-        pieces += [Piece(f"<extra_id_{number}>", 0.0, CONTROL) for number in numbers]
+        pieces += [VocabularyPiece(f"<extra_id_{number}>", 0.0, CONTROL) for number in numbers]
     elif path.name == _SHIFTED:
-        first = [Piece(name, 0.0, CONTROL) for name in ("<s>", "<pad>", "</s>")]
+        first = [VocabularyPiece(name, 0.0, CONTROL) for name in ("<s>", "<pad>", "</s>")]
         languages = {"nllb": NLLB, "mbart50": MBART50}.get(settings.family or "", [])
-        last = [Piece(name, 0.0, CONTROL) for name in (*languages, "<mask>")]
-        pieces = [*first, Piece("<unk>", 0.0, UNKNOWN), *pieces[3:], *last]
+        last = [VocabularyPiece(name, 0.0, CONTROL) for name in (*languages, "<mask>")]
+        pieces = [*first, VocabularyPiece("<unk>", 0.0, UNKNOWN), *pieces[3:], *last]
     prepend, legacy = config.get("add_prefix_space"), bool(config.get("legacy", False))
     backend: Backend = _call_library(
         path, lambda: sentencepiece_backend(model, pieces, prepend=prepend, legacy=legacy)

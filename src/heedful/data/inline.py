@@ -13,7 +13,7 @@ TAG = re.compile(r"</?g\d+>|<x\d+/>")
 Kind = Literal["text", "open", "close", "alone"]
 
 
-class Piece(NamedTuple):
+class InlinePiece(NamedTuple):
     """A part of the content of a segment.
 
     Attributes:
@@ -40,22 +40,22 @@ class TaggedText:
     """
 
     text: str
-    codes: dict[str, Piece]
+    codes: dict[str, InlinePiece]
 
-    def restored(self, text: str) -> list[Piece]:
+    def restored(self, text: str) -> list[InlinePiece]:
         """The pieces of another text, a translation, with each code at its tag.
 
         Raises:
             TagError: a tag is missing, is there twice, or pairs are not nested.
         """
-        pieces: list[Piece] = []
+        pieces: list[InlinePiece] = []
         seen: set[str] = set()
         opened: list[str] = []
         is_nested = self._is_nested
         for part in split_at_tags(text):
             code = self.codes.get(part)
             if code is None:
-                pieces.append(Piece("text", part))
+                pieces.append(InlinePiece("text", part))
                 continue
             if part in seen:
                 raise TagError(f"{part} is there twice")
@@ -94,7 +94,7 @@ def split_at_tags(text: str) -> list[str]:
     return [part for part in (*parts, text[start:]) if part]
 
 
-def tagged(pieces: Iterable[Piece]) -> TaggedText:
+def tagged(pieces: Iterable[InlinePiece]) -> TaggedText:
     """The text of pieces, with tags numbered in their order.
 
     A number whose tag is a part of the text itself is left out, so that no text is taken for a tag.
@@ -104,7 +104,7 @@ def tagged(pieces: Iterable[Piece]) -> TaggedText:
     taken = {match[0] for piece in pieces if piece.kind == "text" for match in _tags_in(piece.raw)}
     partners = _partners(pieces)
     parts: list[str] = []
-    codes: dict[str, Piece] = {}
+    codes: dict[str, InlinePiece] = {}
     number, names = 0, dict[int, str]()
     for index, piece in enumerate(pieces):
         if piece.kind == "text":
@@ -126,7 +126,7 @@ def tagged(pieces: Iterable[Piece]) -> TaggedText:
     return TaggedText("".join(parts), codes)
 
 
-def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
+def trimmed(pieces: Sequence[InlinePiece]) -> tuple[int, int]:
     """The range of pieces without codes and blank texts around all words.
 
     A pair of codes is left out if it is around all words.
@@ -145,11 +145,11 @@ def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
     return start, max(start, stop)
 
 
-def _is_outside(piece: Piece, partner: int | None) -> bool:
+def _is_outside(piece: InlinePiece, partner: int | None) -> bool:
     return (piece.raw.isspace() or not piece.raw) if piece.kind == "text" else partner is None
 
 
-def _partners(pieces: Sequence[Piece]) -> dict[int, int]:
+def _partners(pieces: Sequence[InlinePiece]) -> dict[int, int]:
     """The index of the other half of each code that has one."""
     opened: dict[str, list[int]] = {}
     partners: dict[int, int] = {}

@@ -18,7 +18,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of p
 _USER_DEFINED_SCORE = -0.1
 
 
-class Piece(NamedTuple):
+class VocabularyPiece(NamedTuple):
     """One entry of the vocabulary; `type` is one of the types above."""
 
     piece: str

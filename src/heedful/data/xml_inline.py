@@ -7,14 +7,14 @@ mrk`); XLIFF 2.1, section 4.2.3 (`cp ph pc sc ec mrk sm em`).
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 from heedful.data.xml_nodes import Node
 
 _AROUND = {"g", "pc", "hi", "mrk"}  # whose content is text
 Raw = Callable[[int, int], str]  # the source between two places
 
 
-def pieces_of(node: Node, raw: Raw = lambda start, end: "") -> Iterator[Piece]:
+def pieces_of(node: Node, raw: Raw = lambda start, end: "") -> Iterator[InlinePiece]:
     """The texts and codes in an element; `raw` is not needed where codes are not written."""
     yield from map(partial(_as_piece, raw), _parts(node))
 
@@ -35,17 +35,17 @@ def _parts(node: Node) -> Iterator[tuple[str, str | Node]]:
             yield "alone", part
 
 
-def _as_piece(raw: Raw, entry: tuple[str, str | Node]) -> Piece:
+def _as_piece(raw: Raw, entry: tuple[str, str | Node]) -> InlinePiece:
     kind, part = entry
     if isinstance(part, str):
-        return Piece("text", part)
+        return InlinePiece("text", part)
     if kind == "open":
-        return Piece("open", raw(part.start, part.inner), f"element {part.start}")
+        return InlinePiece("open", raw(part.start, part.inner), f"element {part.start}")
     if kind == "close":
-        return Piece("close", raw(part.inner_end, part.end), f"element {part.start}")
+        return InlinePiece("close", raw(part.inner_end, part.end), f"element {part.start}")
     whole = raw(part.start, part.end)
     if kind == "alone":
-        return Piece("alone", whole)
+        return InlinePiece("alone", whole)
     names = part.attributes
     number = names.get("i") or names.get("rid") or names.get("id") or ""
-    return Piece("open" if kind == "begin" else "close", whole, f"number {number}")
+    return InlinePiece("open" if kind == "begin" else "close", whole, f"number {number}")

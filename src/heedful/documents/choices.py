@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from heedful.data.inline import TAG, Piece, TagError, TaggedText
+from heedful.data.inline import TAG, InlinePiece, TagError, TaggedText
 from heedful.data.language_tags import standard_tag
 from heedful.fidelity.pieces import find_pieces, is_choice
 
@@ -23,8 +23,8 @@ _CATEGORIES = ("zero", "one", "two", "few", "many", "other")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A text with one choice.
+class IcuChoice:
+    """A text with one choice: a `plural` or `select` argument of MessageFormat.
 
     Attributes:
         text: the whole text.
@@ -38,7 +38,7 @@ class Choice:
     name: str
     is_plural: bool
     branches: Mapping[str, str]
-    codes: Mapping[str, Piece] = field(default_factory=dict)
+    codes: Mapping[str, InlinePiece] = field(default_factory=dict)
 
     def joined(self, translations: Mapping[str, str]) -> str | None:
         """The choice between the translations of branches, by selector.
@@ -84,7 +84,7 @@ class Choice:
         return TaggedText(text, {tag: self.codes[tag] for tag in found if tag in self.codes})
 
 
-def choice_of(text: str, codes: TaggedText | None = None) -> Choice | None:
+def choice_of(text: str, codes: TaggedText | None = None) -> IcuChoice | None:
     """The choice of a text with a single one; None for others.
 
     Others are those with ordinal numbers, with a choice in a choice, an offset or quoted syntax.
@@ -114,11 +114,11 @@ def choice_of(text: str, codes: TaggedText | None = None) -> Choice | None:
         place = match.end()
     if piece.text[place:] != "}" or "other" not in branches:
         return None
-    choice = Choice(text, name, is_plural, branches, codes.codes if codes else {})
+    choice = IcuChoice(text, name, is_plural, branches, codes.codes if codes else {})
     return choice if _has_codes_once(choice) else None
 
 
-def _has_codes_once(choice: Choice) -> bool:
+def _has_codes_once(choice: IcuChoice) -> bool:
     """True if each code is in one branch, and the halves of a pair are in the same one."""
     num_codes = 0
     for text in choice.branches.values():

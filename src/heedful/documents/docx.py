@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 from heedful.data.xml_nodes import Node
 from heedful.documents.segments import Document, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_text
@@ -169,7 +169,7 @@ def _innermost(xml: XmlSource) -> Iterator[Node]:
                 yield one
 
 
-def _pieces(xml: XmlSource, nodes: list[Node], prefix: str) -> Iterator[Piece]:
+def _pieces(xml: XmlSource, nodes: list[Node], prefix: str) -> Iterator[InlinePiece]:
     """The texts, with the properties of their run as `pair`, and codes of nodes of a paragraph."""
     for node in nodes:
         if node.name in _DROPPED:
@@ -179,32 +179,32 @@ def _pieces(xml: XmlSource, nodes: list[Node], prefix: str) -> Iterator[Piece]:
         elif node.name in _AROUND and not node.is_empty_tag and node.children:
             inner = [child for child in node.children if not child.name.endswith("Pr")]
             if not inner:
-                yield Piece("alone", xml.raw(node.start, node.end))
+                yield InlinePiece("alone", xml.raw(node.start, node.end))
                 continue
             first, last = inner[0], inner[-1]
-            yield Piece("open", xml.raw(node.start, first.start), f"element {node.start}")
+            yield InlinePiece("open", xml.raw(node.start, first.start), f"element {node.start}")
             yield from _pieces(xml, inner, prefix)
-            yield Piece("close", xml.raw(last.end, node.end), f"element {node.start}")
+            yield InlinePiece("close", xml.raw(last.end, node.end), f"element {node.start}")
         else:
-            yield Piece("alone", xml.raw(node.start, node.end))
+            yield InlinePiece("alone", xml.raw(node.start, node.end))
 
 
-def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[Piece]:
+def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[InlinePiece]:
     """The pieces of a run; what is no text, such as a break, is a run of its own."""
     properties = run.child("rPr")
     raw = "" if properties is None else xml.raw(properties.start, properties.end)
     for part in run.children:
         if part.name == "t":
-            yield Piece("text", part.text, raw)
+            yield InlinePiece("text", part.text, raw)
         elif part.name not in _IN_RUN:
             inner = xml.raw(part.start, part.end)
-            yield Piece("alone", f"<{prefix}r>{raw}{inner}</{prefix}r>")
+            yield InlinePiece("alone", f"<{prefix}r>{raw}{inner}</{prefix}r>")
 
 
-def _with_fields(pieces: Iterable[Piece]) -> list[Piece]:
+def _with_fields(pieces: Iterable[InlinePiece]) -> list[InlinePiece]:
     """The pieces with the marks of each field, such as a number of a page, as a pair around its
     result, or one code if it has none: they are in this order in any translation."""
-    found: list[Piece] = []
+    found: list[InlinePiece] = []
     begun: list[int] = []  # the first mark of each field that has not ended
     for piece in pieces:
         match = _FIELD.search(piece.raw) if piece.kind == "alone" else None
@@ -220,26 +220,26 @@ def _with_fields(pieces: Iterable[Piece]) -> list[Piece]:
         if mark == "end":
             begun.pop()
         if mark == "end" and pair:
-            found[-1] = Piece("close", piece.raw, pair)
+            found[-1] = InlinePiece("close", piece.raw, pair)
         elif all(part.kind == "alone" for part in found[first:]):
             raw = "".join(part.raw for part in found[first:])
             pair = f"field {first}"
-            new = Piece("alone", raw) if mark == "end" else Piece("open", raw, pair)
+            new = InlinePiece("alone", raw) if mark == "end" else InlinePiece("open", raw, pair)
             found[first:] = [new]
     return found
 
 
-def _with_formats(pieces: list[Piece], main: str) -> Iterator[Piece]:
+def _with_formats(pieces: list[InlinePiece], main: str) -> Iterator[InlinePiece]:
     """The pieces with codes around texts of another format than the main one."""
     number, current = 0, main
     for piece in pieces:
         wanted = piece.pair if piece.kind == "text" else main
         if wanted != current and current != main:
-            yield Piece("close", current, f"format {number}")
+            yield InlinePiece("close", current, f"format {number}")
             current = main
         if wanted != current:
             number, current = number + 1, wanted
-            yield Piece("open", wanted, f"format {number}")
-        yield Piece("text", piece.raw) if piece.kind == "text" else piece
+            yield InlinePiece("open", wanted, f"format {number}")
+        yield InlinePiece("text", piece.raw) if piece.kind == "text" else piece
     if current != main:
-        yield Piece("close", current, f"format {number}")
+        yield InlinePiece("close", current, f"format {number}")

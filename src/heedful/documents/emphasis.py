@@ -6,7 +6,7 @@ Source: CommonMark, section 6.2 ("left-flanking delimiter run").
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 
 _ELEMENTS = {
     "*": ("<em>", "</em>"),
@@ -20,7 +20,7 @@ _ELEMENTS = {
 MARKS = frozenset(_ELEMENTS)
 
 
-def with_emphasis(pieces: Sequence[Piece], before: str, behind: str) -> list[str]:
+def with_emphasis(pieces: Sequence[InlinePiece], before: str, behind: str) -> list[str]:
     """The texts of pieces, with tags of HTML in place of marks that would be read as text.
 
     Within a word, such as one of a language without blanks, `*` is read and `_` is not; neither is
@@ -44,7 +44,7 @@ def with_emphasis(pieces: Sequence[Piece], before: str, behind: str) -> list[str
     return raws
 
 
-def _pairs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+def _pairs(pieces: Sequence[InlinePiece]) -> Iterator[tuple[int, int]]:
     """The indices of the marks of each pair."""
     opened: dict[str, list[int]] = {}
     for index, piece in enumerate(pieces):

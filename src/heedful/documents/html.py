@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from html import escape, unescape
 
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 from heedful.data.language_tags import is_same_language, standard_tag
 from heedful.documents.spans import SpanDocument
 from heedful.errors import UserError
@@ -181,12 +181,12 @@ class _Runs:
     """
 
     def __init__(self) -> None:
-        self.runs: list[tuple[list[Piece], int, list[int]]] = []
+        self.runs: list[tuple[list[InlinePiece], int, list[int]]] = []
         self.kept: tuple[str, int] | None = None  # the element that is kept, and its depth
         self.kept_place = 0
         self._raws: list[str] = []  # of the element that is kept
         self._start = 0
-        self._pieces: list[Piece] = []
+        self._pieces: list[InlinePiece] = []
         self._sizes: list[int] = []
         self._num_lined = 0  # elements around, whose line breaks are shown
 
@@ -199,17 +199,17 @@ class _Runs:
             self._raws.append(raw)
             if self.kept is None:
                 whole = "".join(self._raws)
-                self._pieces[-1], self._sizes[-1] = Piece("alone", whole), len(whole)
+                self._pieces[-1], self._sizes[-1] = InlinePiece("alone", whole), len(whole)
         elif kind == "kept":
             self.kept, self.kept_place, self._raws = (name, 1), place, [raw]
             if name not in _INLINE:
                 self.end(place)
-            self._append(Piece("alone", raw), raw)
+            self._append(InlinePiece("alone", raw), raw)
         elif kind == "text":
             self._add_text(raw)
         elif kind == "comment" or name in _INLINE:
             pair = "alone" if name in _VOID else {"start": "open", "end": "close"}.get(kind)
-            self._append(Piece(pair or "alone", raw, name), raw)  # type: ignore[arg-type]
+            self._append(InlinePiece(pair or "alone", raw, name), raw)  # type: ignore[arg-type]
         else:
             self.end(place + len(raw))
             if name == "pre":
@@ -221,7 +221,7 @@ class _Runs:
             self.runs.append((self._pieces, self._start, self._sizes))
         self._pieces, self._sizes, self._start = [], [], place
 
-    def _append(self, piece: Piece, raw: str) -> None:
+    def _append(self, piece: InlinePiece, raw: str) -> None:
         self._pieces.append(piece)
         self._sizes.append(len(raw))
 
@@ -232,11 +232,11 @@ class _Runs:
             text = _BLANKS.sub(" ", text)
         before = self._pieces[-1] if self._pieces else None
         if before is None or before.kind != "text":
-            self._append(Piece("text", text), raw)
+            self._append(InlinePiece("text", text), raw)
             return
         if not self._num_lined and before.raw.endswith(" "):
             text = text.lstrip(" ")
-        self._pieces[-1] = Piece("text", before.raw + text)
+        self._pieces[-1] = InlinePiece("text", before.raw + text)
         self._sizes[-1] += len(raw)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from heedful import extras
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 from heedful.documents.emphasis import with_emphasis
 from heedful.documents.spans import Span, SpanDocument
 
@@ -155,7 +155,7 @@ class MarkdownDocument(SpanDocument):
             return f"{rendered[:at]}\\{rendered[at:]}"
         return rendered
 
-    def _joined(self, pieces: Sequence[Piece], span: Span) -> str:
+    def _joined(self, pieces: Sequence[InlinePiece], span: Span) -> str:
         """The pieces together; code beside code has a blank between, or both would be one."""
         before = self.text[max(0, span.start - 1) : span.start]
         behind = self.text[span.end : span.end + 1]
@@ -179,7 +179,7 @@ def _escaped(match: "re.Match[str]") -> str:
     return f"\\{match[0]}"
 
 
-def _without_edge_breaks(pieces: Sequence[Piece]) -> list[Piece]:
+def _without_edge_breaks(pieces: Sequence[InlinePiece]) -> list[InlinePiece]:
     """The pieces without breaks of lines at the edges of a paragraph, where they are none."""
     inside = [*pieces]
     while inside and _is_break(inside[-1]):
@@ -190,7 +190,7 @@ def _without_edge_breaks(pieces: Sequence[Piece]) -> list[Piece]:
     return inside[start:]
 
 
-def _is_break(piece: Piece) -> bool:
+def _is_break(piece: InlinePiece) -> bool:
     return piece.kind == "alone" and re.fullmatch(_BREAK, piece.raw) is not None
 
 
@@ -206,23 +206,23 @@ def _matches(raw: str, labels: Collection[str]) -> Iterator["re.Match[str]"]:
             yield match
 
 
-def _pieces(raw: str, labels: Collection[str]) -> tuple[list[Piece], list[int]]:
+def _pieces(raw: str, labels: Collection[str]) -> tuple[list[InlinePiece], list[int]]:
     """The texts and codes of inline Markdown, and their sizes in the source.
 
     Args:
         labels: of links that have a definition.
     """
-    pieces: list[Piece] = []
+    pieces: list[InlinePiece] = []
     sizes: list[int] = []
     place, opened = 0, list[str]()
     links, ends = 0, _last_ends(raw)
 
     def add(kind: str, text: str, size: int, pair: str = "") -> None:
         if kind == "text" and pieces and pieces[-1].kind == "text":
-            pieces[-1] = Piece("text", pieces[-1].raw + text)
+            pieces[-1] = InlinePiece("text", pieces[-1].raw + text)
             sizes[-1] += size
         elif size:
-            pieces.append(Piece(kind, text, pair))  # type: ignore[arg-type]
+            pieces.append(InlinePiece(kind, text, pair))  # type: ignore[arg-type]
             sizes.append(size)
 
     for match in _matches(raw, labels):

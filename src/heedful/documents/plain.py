@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 from heedful.documents.spans import SpanDocument
 
 
@@ -13,4 +13,4 @@ class PlainDocument(SpanDocument):
         for start, end in pairwise([*self._line_starts, len(self.text)]):
             line = self.text[start:end].rstrip("\r\n")
             if core := line.strip():
-                self._add_pieces([Piece("text", core)], start + line.index(core), [len(core)])
+                self._add_pieces([InlinePiece("text", core)], start + line.index(core), [len(core)])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from heedful.data.inline import TaggedText
 from heedful.documents.parts import Part, Placed
 from heedful.documents.removed_tags import Pair, Tag, Untagged
-from heedful.documents.word_links import Links, Unit, link_words
+from heedful.documents.word_links import Links, WordUnit, link_words
 
 _APART = tuple("?!:;%«»‹›")  # that French writes with a blank
 
@@ -78,8 +78,8 @@ class _Projection:
         self._source, self._tags = source, source.tags
         self._target = "".join(part.target for part in parts)
         self._blocks: list[_Block] = []
-        self._units: list[Unit] = []
-        self._target_units: list[Unit] = []
+        self._units: list[WordUnit] = []
+        self._target_units: list[WordUnit] = []
         self._linked: list[int] = []  # the unit of the text of each unit of the translation, or -1
         self._sure: list[bool] = []
         self._add_blocks(parts)

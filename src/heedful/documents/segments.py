@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
-from heedful.data.inline import Piece, TagError, TaggedText, tagged
+from heedful.data.inline import InlinePiece, TagError, TaggedText, tagged
 from heedful.data.language_tags import is_same_language
 from heedful.errors import UserError
 from heedful.fidelity import Reason
@@ -105,24 +105,24 @@ def with_text_tags(segment: Segment) -> Segment:
     without any, with codes of its own, or with tags that are nested too deep."""
     if segment.codes is not None and segment.codes.codes:
         return segment
-    pieces, end = list[Piece](), 0
+    pieces, end = list[InlinePiece](), 0
     for piece in find_pieces(segment.text):
         if piece.kind == "tag":
-            pieces += [Piece("text", segment.text[end : piece.start]), _code_of(piece.text)]
+            pieces += [InlinePiece("text", segment.text[end : piece.start]), _code_of(piece.text)]
             end = piece.end
     if not pieces:
         return segment
-    codes = tagged([*pieces, Piece("text", segment.text[end:])])
+    codes = tagged([*pieces, InlinePiece("text", segment.text[end:])])
     read = replace(segment, text=codes.text, codes=codes)
     return segment if read.depth > DEEPEST else read
 
 
-def _code_of(tag: str) -> Piece:
+def _code_of(tag: str) -> InlinePiece:
     """The code of a tag; without its other half it is one that stands alone."""
     name = _ELEMENT.match(tag)
     if name is None or tag.endswith("/>"):  # a comment, or an empty element
-        return Piece("alone", tag)
-    return Piece("close" if name[1] else "open", tag, name[2])
+        return InlinePiece("alone", tag)
+    return InlinePiece("close" if name[1] else "open", tag, name[2])
 
 
 @dataclass

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heedful.data.inline import Piece, tagged, trimmed
+from heedful.data.inline import InlinePiece, tagged, trimmed
 from heedful.documents.segments import Document, Encoded, Segment, line_starts, splice
 
 
@@ -49,7 +49,7 @@ class SpanDocument(Document):
         """The number of the line at a place, from 1."""
         return bisect_right(self._line_starts, place)
 
-    def _add_pieces(self, pieces: Sequence[Piece], start: int, sizes: Sequence[int]) -> None:
+    def _add_pieces(self, pieces: Sequence[InlinePiece], start: int, sizes: Sequence[int]) -> None:
         """Add a segment of consecutive pieces, if it has words.
 
         Args:
@@ -79,7 +79,7 @@ class SpanDocument(Document):
         ]
         return self._joined(pieces, span)
 
-    def _joined(self, pieces: Sequence[Piece], span: Span) -> str:
+    def _joined(self, pieces: Sequence[InlinePiece], span: Span) -> str:
         """The texts, as they are in the file, and codes of a segment together."""
         return "".join(piece.raw for piece in pieces)
 

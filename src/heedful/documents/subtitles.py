@@ -6,7 +6,7 @@ from html import escape, unescape
 from itertools import accumulate
 
 from heedful.data.cues import STYLE, read_cues
-from heedful.data.inline import Piece
+from heedful.data.inline import InlinePiece
 from heedful.documents.spans import Span, SpanDocument
 
 _DIALOGUE = re.compile(r"\s*[-–—‐]")
@@ -61,13 +61,13 @@ def _sentences(lines: list[str]) -> list[list[str]]:
     return groups
 
 
-def _pieces(text: str) -> tuple[list[Piece], list[int]]:
+def _pieces(text: str) -> tuple[list[InlinePiece], list[int]]:
     pieces, sizes, place = [], [], 0
 
     def add_text(end: int) -> None:
         if end > place:
             raw = text[place:end]
-            pieces.append(Piece("text", re.sub(r"\s*\r?\n\s*", " ", raw)))
+            pieces.append(InlinePiece("text", re.sub(r"\s*\r?\n\s*", " ", raw)))
             sizes.append(len(raw))
 
     for match in STYLE.finditer(text):
@@ -75,7 +75,7 @@ def _pieces(text: str) -> tuple[list[Piece], list[int]]:
         name = match[2]
         is_alone = name is None or (name == "v" and f"</{name}" not in text)
         kind = "alone" if is_alone else "close" if match[1] else "open"
-        pieces.append(Piece(kind, match[0], name or ""))  # type: ignore[arg-type]
+        pieces.append(InlinePiece(kind, match[0], name or ""))  # type: ignore[arg-type]
         sizes.append(len(match[0]))
         place = match.end()
     add_text(len(text))

@@ -14,7 +14,7 @@ _NOTES = ("needs review: ", "quality: ")
 
 
 @dataclass
-class Unit:
+class TmxUnit:
     """A segment with the elements of its languages."""
 
     segment: Segment
@@ -46,7 +46,7 @@ class TmxDocument(Document):
             side = "source_language" if source is None else "target_language"
             raise UserError(f"{name} has units of several languages; give {side}=CODE")
         self.languages = source, target
-        self._units: list[Unit] = []
+        self._units: list[TmxUnit] = []
         for node in nodes:
             if node.name == "tu":
                 self._add(node, source, target)
@@ -74,7 +74,7 @@ class TmxDocument(Document):
         if existing is not None:  # codes alone are a translation too
             text = existing.text.strip() or ("-" if existing.children else "")
         added = self.add(Segment(codes.text, segment.line, text, codes=codes))
-        self._units.append(Unit(added, first, other, xml_of(before), xml_of(after)))
+        self._units.append(TmxUnit(added, first, other, xml_of(before), xml_of(after)))
 
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`."""
@@ -94,7 +94,7 @@ class TmxDocument(Document):
             self._write(unit, f"{notes}{marks}", content)
         return self._xml.to_bytes()
 
-    def _write(self, unit: Unit, marks: str, content: str) -> None:
+    def _write(self, unit: TmxUnit, marks: str, content: str) -> None:
         segment = unit.target.child("seg") if unit.target is not None else None
         if unit.target is None:
             tag = quoteattr(standard_tag(self.languages[1] or ""))

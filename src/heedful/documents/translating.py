@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from heedful.data.inline import TAG
-from heedful.documents.choices import Choice, choice_of, choice_with_codes
+from heedful.documents.choices import IcuChoice, choice_of, choice_with_codes
 from heedful.documents.counts import Counts
 from heedful.documents.parts import Placed
 from heedful.documents.segments import Document, Origin, Result, Segment, with_text_tags
@@ -233,7 +233,7 @@ def _with_pieces(source: str, text: str) -> tuple[str, list[str]]:
 
 
 def _parts_of(
-    segment: Segment, choice: Choice | None, branches: Mapping[str, str]
+    segment: Segment, choice: IcuChoice | None, branches: Mapping[str, str]
 ) -> list[Segment]:
     """What is translated of a segment: itself, or the branches of its choice; nothing of one with
     codes in another choice, as they cannot be put back into it."""
@@ -251,7 +251,7 @@ def _kept(segment: Segment) -> _Output:
 
 
 def _chosen(
-    choice: Choice, branches: Mapping[str, str], outputs: Sequence[_Output], language: str | None
+    choice: IcuChoice, branches: Mapping[str, str], outputs: Sequence[_Output], language: str | None
 ) -> _Output:
     """The choice between the translations of its texts, in a language."""
     forms = [name for name in choice.lacks(language) if name not in branches]

@@ -44,7 +44,7 @@ class TokenAlignment:
     weights: "Float[np.ndarray, 'T S']"
 
 
-class Unit(NamedTuple):
+class WordUnit(NamedTuple):
     """A word, a placeholder, or a mark of punctuation.
 
     Attributes:
@@ -56,11 +56,11 @@ class Unit(NamedTuple):
     end: int
     is_word: bool = True
 
-    def moved(self, shift: int) -> "Unit":
+    def moved(self, shift: int) -> "WordUnit":
         """The unit at another place."""
         return self._replace(start=self.start + shift, end=self.end + shift)
 
-    def cut_at(self, places: Sequence[int]) -> list["Unit"]:
+    def cut_at(self, places: Sequence[int]) -> list["WordUnit"]:
         """The unit in parts, which end at places from its start."""
         starts = [self.start, *(self.start + place for place in places)]
         ends = [*starts[1:], self.end]
@@ -78,8 +78,8 @@ class Links:
         sure: False: this link is a guess.
     """
 
-    source: Sequence[Unit]
-    target: Sequence[Unit]
+    source: Sequence[WordUnit]
+    target: Sequence[WordUnit]
     weights: "Float[np.ndarray, 'T S']"
     linked: Sequence[int]
     sure: Sequence[bool]
@@ -131,7 +131,7 @@ def _with_cuts(
     source_cuts: dict[int, list[int]] = {}
     target_cuts: dict[int, Sequence[int]] = {}
     for index, own in enumerate(links.linked):
-        start, end, _ = links.source[own] if own >= 0 else Unit(0, 0)
+        start, end, _ = links.source[own] if own >= 0 else WordUnit(0, 0)
         inside = [cut - start for cut in dict.fromkeys(cuts) if start < cut < end]
         if own >= 0 and (places := _same_cuts(words[own], target_words[index], inside)):
             source_cuts[own], target_cuts[index] = inside, places
@@ -171,23 +171,23 @@ def _same_cuts(word: str, other: str, places: list[int]) -> list[int]:
     return []
 
 
-def units_of(text: str, tokens: Sequence[tuple[int, int]] = ()) -> list[Unit]:
+def units_of(text: str, tokens: Sequence[tuple[int, int]] = ()) -> list[WordUnit]:
     """The words, placeholders and marks of a text.
 
     Args:
         tokens: the ranges that words of scripts without blanks consist of; none: characters.
     """
-    units: list[Unit] = []
+    units: list[WordUnit] = []
     place = 0
     cuts = {start for start, end in tokens if start < end}
     pieces = [piece for piece in find_pieces(text) if piece.kind != "number"]
     for start, end in [*((piece.start, piece.end) for piece in pieces), (len(text), len(text))]:
         for match in _UNITS.finditer(text, place, start):
             if match["run"] is None:
-                units.append(Unit(*match.span(), match["word"] is not None))
+                units.append(WordUnit(*match.span(), match["word"] is not None))
             else:
                 units += _cut(*match.span(), cuts)
-        units += [Unit(start, end)] if start < end else []
+        units += [WordUnit(start, end)] if start < end else []
         place = end
     return units
 
@@ -197,15 +197,15 @@ def is_unspaced(character: str) -> bool:
     return re.match(f"[{_UNSPACED}]", character) is not None
 
 
-def _cut(start: int, end: int, cuts: set[int]) -> Iterator[Unit]:
+def _cut(start: int, end: int, cuts: set[int]) -> Iterator[WordUnit]:
     """The range of characters without blanks in words."""
     places = [place for place in range(start + 1, end) if place in cuts or not cuts]
     for first, stop in zip([start, *places], [*places, end], strict=True):
-        yield Unit(first, stop)
+        yield WordUnit(first, stop)
 
 
 def _of_units(
-    alignment: TokenAlignment, units: Sequence[Unit], target_units: Sequence[Unit]
+    alignment: TokenAlignment, units: Sequence[WordUnit], target_units: Sequence[WordUnit]
 ) -> "Float[np.ndarray, 'T S']":
     """The weights of units: sums over tokens of the text, means over those of the translation."""
     import numpy as np
@@ -216,7 +216,9 @@ def _of_units(
     return of_target.T @ alignment.weights @ of_source
 
 
-def _shares(tokens: Sequence[tuple[int, int]], units: Sequence[Unit]) -> "Float[np.ndarray, 'N U']":
+def _shares(
+    tokens: Sequence[tuple[int, int]], units: Sequence[WordUnit]
+) -> "Float[np.ndarray, 'N U']":
     """The share of the characters of each token that each unit has."""
     import numpy as np
 

@@ -33,7 +33,7 @@ def _agree(languages: _Languages, others: _Languages) -> bool:
 
 
 @dataclass
-class Unit:
+class XliffUnit:
     """A segment with its elements.
 
     Attributes:
@@ -65,7 +65,7 @@ class XliffDocument(Document):
         if root.name != "xliff":
             raise UserError(f"{name} is not XLIFF: its root is {root.name}; name another file")
         self._is_2 = root.attributes.get("version", "1.2").startswith("2")
-        self._units: list[Unit] = []
+        self._units: list[XliffUnit] = []
         self._files: dict[int, Node] = {}
         self._notes: dict[int, tuple[Node, str, list[str]]] = {}  # of the units of XLIFF 2
         self._settle()
@@ -121,7 +121,9 @@ class XliffDocument(Document):
             is_approved or state not in _UNFINISHED,
             codes,
         )
-        self._units.append(Unit(self.add(segment), holder, unit, xml_of(before), xml_of(after)))
+        self._units.append(
+            XliffUnit(self.add(segment), holder, unit, xml_of(before), xml_of(after))
+        )
 
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`."""
@@ -141,7 +143,7 @@ class XliffDocument(Document):
                     self._xml.set_attributes(node, {name: target})
         return self._xml.to_bytes()
 
-    def _write(self, unit: Unit, result: Result) -> None:
+    def _write(self, unit: XliffUnit, result: Result) -> None:
         holder, segment = unit.holder, unit.segment
         source, target = holder.child("source"), holder.child("target")
         assert source is not None
@@ -194,7 +196,7 @@ class XliffDocument(Document):
             new = f'<{prefix}alt-trans alttranstype="previous-version">{old}</{prefix}alt-trans>'
             self._xml.replace(end, end, f"{self._xml.indent_of(source)}{new}")
 
-    def _draft(self, unit: Unit, content: str) -> Node | None:
+    def _draft(self, unit: XliffUnit, content: str) -> Node | None:
         """The unfinished target that is replaced by other text, which may be a person's work."""
         source, target = unit.holder.child("source"), unit.holder.child("target")
         if unit.segment.is_finished or target is None or source is None or not target.text.strip():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from heedful.data.inline import Piece, TaggedText, tagged, trimmed
+from heedful.data.inline import InlinePiece, TaggedText, tagged, trimmed
 from heedful.data.xml_inline import pieces_of
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.documents.segments import Encoded
@@ -40,7 +40,7 @@ class XmlSource:
         """The source between the tags of an element."""
         return self.raw(node.inner, node.inner_end)
 
-    def pieces(self, node: Node) -> list[Piece]:
+    def pieces(self, node: Node) -> list[InlinePiece]:
         """The texts and codes in an element."""
         return [*pieces_of(node, self.raw)]
 
@@ -99,13 +99,15 @@ class XmlSource:
         return self._file.encode(whole, self._name, "xmlcharrefreplace")
 
 
-def segment_codes(pieces: Sequence[Piece]) -> tuple[TaggedText, list[Piece], list[Piece]]:
+def segment_codes(
+    pieces: Sequence[InlinePiece],
+) -> tuple[TaggedText, list[InlinePiece], list[InlinePiece]]:
     """The text of a segment, and the pieces before and after it, which are kept."""
     start, stop = trimmed(pieces)
     return tagged(pieces[start:stop]), [*pieces[:start]], [*pieces[stop:]]
 
 
-def xml_of(pieces: Sequence[Piece]) -> str:
+def xml_of(pieces: Sequence[InlinePiece]) -> str:
     """Pieces as XML."""
     return "".join(xml_text(p.raw) if p.kind == "text" else p.raw for p in pieces)
 

@@ -22,7 +22,7 @@ from heedful.generation.search_base import Search
 Stop = Literal["optimal", "beam_full", "heuristic"]
 Penalties = Callable[[], Float[Tensor, "N"]]
 """For each row of the last step, a number of at most 0 added to the scores of its endings."""
-Observer = Callable[["Beams", Float[Tensor, "N V"], "Choice", "Beams"], None]
+Observer = Callable[["Beams", Float[Tensor, "N V"], "StepChoice", "Beams"], None]
 """Called after each step: beams before it, log-probabilities, choice, beams after it."""
 
 
@@ -64,8 +64,8 @@ class Beams:
         )
 
 
-class Choice(NamedTuple):
-    """One step of each beam: the hypotheses that stay open, and those that end.
+class StepChoice(NamedTuple):
+    """The result of `BeamSearch.choose`: the hypotheses that stay open, and those that end.
 
     Attributes:
         open: the hypotheses that stay open, with `Beams.extra` of each.
@@ -163,7 +163,7 @@ class BeamSearch(Search):
 
     # --- one step -------------------------------------------------------------------------------
 
-    def _step(self, beams: Beams, is_open: list[bool]) -> tuple[Beams, Choice, list[bool]]:
+    def _step(self, beams: Beams, is_open: list[bool]) -> tuple[Beams, StepChoice, list[bool]]:
         """The beams with one token more, and a flag for each: True if it is open.
 
         Ties are rare: only in a step with one is the choice repeated, exactly.
@@ -189,7 +189,7 @@ class BeamSearch(Search):
             self.observe(beams, log_probs, choice, after)
         return after, choice, [flag > 0 for flag in flags]
 
-    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
+    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> StepChoice:
         """The best extensions of each beam, given the log-probabilities of all next tokens.
 
         Args:
@@ -199,15 +199,15 @@ class BeamSearch(Search):
 
     def _choose_best(
         self, rows: Float[Tensor, "R w V"], log_prob: Float[Tensor, "R w"], exact: bool
-    ) -> Choice:
+    ) -> StepChoice:
         """The extensions of highest log-probability."""
         values, tokens, tied = top_k(rows.flatten(0, 1), self._num_best, exact=exact)
         candidates = self._candidates(log_prob, tokens, values)
         best, key = self._best_open(candidates, candidates.log_prob)
         endings = self._endings(candidates, candidates.log_prob, rows, log_prob)
-        return Choice(best, key, endings, values.amax(), tied)
+        return StepChoice(best, key, endings, values.amax(), tied)
 
-    def advance(self, beams: Beams, choice: Choice) -> Beams:
+    def advance(self, beams: Beams, choice: StepChoice) -> Beams:
         """The beams with the chosen tokens; endings are kept, and beams that are done close."""
         length, extended = beams.length + 1, choice.open
         limits = self._per_beam(self.request.max_new_tokens)
@@ -231,7 +231,7 @@ class BeamSearch(Search):
         log_prob, parent = extended.log_prob, extended.parent
         return Beams(tokens, log_prob, choice.extra, parent, is_open, best_open, finished, length)
 
-    def at_limit(self, choice: Choice) -> Extensions:
+    def at_limit(self, choice: StepChoice) -> Extensions:
         """The open hypotheses that may be results when they have reached the length limit."""
         return choice.open
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.beam import Beams, BeamSearch, Choice
+from heedful.generation.beam import Beams, BeamSearch, StepChoice
 from heedful.generation.hypotheses import Extensions, top_k
 from heedful.generation.outputs import Failure, Hypothesis, LengthScore
 from heedful.generation.request import NextLogProbs, SearchRequest, Starts, State
@@ -134,7 +134,7 @@ class ConstrainedBeamSearch(BeamSearch):
         beams = super().init()
         return replace(beams, extra=beams.parent.new_zeros(*beams.parent.shape, len(self.phrases)))
 
-    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
+    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> StepChoice:
         """Divide the beam among the candidates by the number of tokens of phrases that they have.
 
         The candidates of each row are its most probable tokens, and the tokens that begin or extend
@@ -163,9 +163,9 @@ class ConstrainedBeamSearch(BeamSearch):
             tensor("negative_log_prob", beams.log_prob).neg_(),
         )
         endings = self._all_endings(rows, self._with_all_phrases(beams.log_prob, beams.extra))
-        return Choice(best, tensor("progress", beams.extra), endings, values.amax(), tied)
+        return StepChoice(best, tensor("progress", beams.extra), endings, values.amax(), tied)
 
-    def at_limit(self, choice: Choice) -> Extensions:
+    def at_limit(self, choice: StepChoice) -> Extensions:
         """The open hypotheses with all phrases."""
         log_prob = self._with_all_phrases(choice.open.log_prob, choice.extra)
         return choice.open._replace(log_prob=log_prob)

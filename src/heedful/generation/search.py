@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import UserError
-from heedful.generation.beam import Beams, BeamSearch, Choice, Observer, Penalties, Stop
+from heedful.generation.beam import Beams, BeamSearch, Observer, Penalties, StepChoice, Stop
 from heedful.generation.hypotheses import Extensions, top_k
 from heedful.generation.outputs import Hypothesis, LengthScore
 from heedful.generation.request import NextLogProbs, SearchRequest, Starts, State
@@ -170,7 +170,7 @@ class DiverseBeamSearch(BeamSearch):
 
     diversity_penalty: float = 0.0
 
-    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> Choice:
+    def choose(self, beams: Beams, rows: Float[Tensor, "R w V"], exact: bool) -> StepChoice:
         """The best extensions of each beam by log-probability minus penalties."""
         rows, log_prob, key = (
             values.unflatten(0, (-1, self.num_groups))
@@ -186,7 +186,7 @@ class DiverseBeamSearch(BeamSearch):
             group_values = rows[:, group], log_prob[:, group], key[:, group]
             penalty = self.diversity_penalty * counts
             groups.append(self._choose_penalized(*group_values, penalty, exact))
-        return Choice(
+        return StepChoice(
             _interleave([choice.open for choice in groups]),
             torch.stack([choice.extra for choice in groups], dim=1).flatten(0, 1),
             _interleave([choice.endings for choice in groups]),
@@ -201,7 +201,7 @@ class DiverseBeamSearch(BeamSearch):
         key: Float[Tensor, "B w"],
         penalty: Float[Tensor, "B V"],
         exact: bool,
-    ) -> Choice:
+    ) -> StepChoice:
         """The best extensions of one group, ranked by `key` minus the penalty of the token."""
         penalized = (rows - penalty[:, None]).flatten(0, 1)
         values, tokens, tied = top_k(penalized, self._num_best, exact=exact)
@@ -210,7 +210,7 @@ class DiverseBeamSearch(BeamSearch):
         keys = (by_row + key[..., None]).flatten(1)
         best, key = self._best_open(candidates, keys)
         endings = self._endings(candidates, keys, rows, log_prob)
-        return Choice(best, key, endings, values.amax(), tied)
+        return StepChoice(best, key, endings, values.amax(), tied)
 
     def merge(self, groups: list[list[Hypothesis]]) -> list[Hypothesis]:
         """The hypotheses of all groups, best first, without duplicates."""

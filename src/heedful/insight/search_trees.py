@@ -12,7 +12,7 @@ from torch import Tensor
 from heedful.backends.base import GenerationRequest
 from heedful.backends.torch.generating import TorchGenerator, stop_function
 from heedful.errors import UserError
-from heedful.generation.beam import Beams, Choice
+from heedful.generation.beam import Beams, StepChoice
 from heedful.generation.sampling import sample_steps
 from heedful.generation.search import beam_search
 from heedful.generation.token_rules import Context, Rule
@@ -325,7 +325,7 @@ class _Recorder:
         self._beam: list[int] = []  # node of each hypothesis in the beam
 
     def observe(
-        self, beams: Beams, log_probs: Float[Tensor, "N V"], choice: Choice, after: Beams
+        self, beams: Beams, log_probs: Float[Tensor, "N V"], choice: StepChoice, after: Beams
     ) -> None:
         """Add the nodes of a step, see `heedful.generation.beam.Observer`."""
         if not bool(beams.is_open[0]):

@@ -23,7 +23,7 @@ from heedful.generation.sampling import generators_of
 from heedful.parts.cache import Cache, capacity_for
 from heedful.parts.tokens import Tokens, padding_mask
 from heedful.serve.batches import Deliveries
-from heedful.serve.outputs import GenerationJob, Output, Piece, append_next_tokens
+from heedful.serve.outputs import GenerationJob, Output, OutputPiece, append_next_tokens
 
 READ_AT_ONCE = 512  # padded tokens of prompts between two steps; a longer prompt is read in parts
 READ_BESIDE = 128  # tokens of such a part while there are other outputs, which wait for it
@@ -97,7 +97,7 @@ class ContinuousBatch:
             try:
                 output = self.open(job, index)
             except UserError as error:
-                self.deliver([partial(job.pieces.put_nowait, Piece.failed(index, error))])
+                self.deliver([partial(job.pieces.put_nowait, OutputPiece.failed(index, error))])
                 continue
             output.slice_end = SLICE
             self.queue.append(output)

@@ -21,7 +21,7 @@ from heedful.serve.bodies import ChatBody, CompletionBody, JsonFormat, Sampling,
 from heedful.serve.errors import HttpError, as_http_error, over_limit
 from heedful.serve.log_probs import TokenLog
 from heedful.serve.models import ServedModel
-from heedful.serve.outputs import GenerationJob, Piece
+from heedful.serve.outputs import GenerationJob, OutputPiece
 
 _DEFAULT_TOKENS = 16  # new tokens of a completion, as in OpenAI's API
 _OPTIONS = (
@@ -38,8 +38,8 @@ class Choice:
         text: of the generated part.
         log: its tokens, for their log-probabilities; None: these were not requested.
         echoed: text of the prompt that is echoed; else empty.
-        ids, log_probs, top: echoed and new tokens that the log has not read; see `Piece`. None: of
-            a first one.
+        ids, log_probs, top: echoed and new tokens that the log has not read, as in `OutputPiece`.
+            None: of a first one.
         finish_reason: `stop` or `length`, of OpenAI's API; None: in progress.
     """
 
@@ -51,7 +51,7 @@ class Choice:
     top: list[list[tuple[int, float]] | None] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def add(self, piece: Piece) -> str:
+    def add(self, piece: OutputPiece) -> str:
         """The new text of a piece; raises its error."""
         if piece.error is not None:
             raise piece.error
@@ -116,11 +116,11 @@ def _reading(served: ServedModel, rows: list[list[int]], num_top: int) -> Job:
     return Job(("prompt", num_top), rows, list(map(len, rows)), run)
 
 
-async def pieces(served: ServedModel, job: GenerationJob) -> AsyncGenerator[Piece, None]:
+async def pieces(served: ServedModel, job: GenerationJob) -> AsyncGenerator[OutputPiece, None]:
     """New tokens of all outputs, until each has ended."""
     if not job.generates:
         for index in range(job.num_outputs):
-            yield Piece(index, [], [], [], "length")
+            yield OutputPiece(index, [], [], [], "length")
         return
     if served.is_continuous or (job.streams and job.num_outputs == 1):
         async with aclosing(served.pieces(job)) as new:
@@ -132,7 +132,7 @@ async def pieces(served: ServedModel, job: GenerationJob) -> AsyncGenerator[Piec
             output = generations[min(sample, len(generations) - 1)]
             reason: EndReason = "stop" if output.finished else "length"
             ids = output.ids
-            yield Piece(index * job.samples + sample, ids, [math.nan] * len(ids), [], reason)
+            yield OutputPiece(index * job.samples + sample, ids, [math.nan] * len(ids), [], reason)
 
 
 def _whole_rows(served: ServedModel, job: GenerationJob) -> Job:

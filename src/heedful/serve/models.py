@@ -18,7 +18,7 @@ from heedful.serve.batches import BatchEngine, Job, in_loop
 from heedful.serve.errors import HttpError
 from heedful.serve.glossaries import Glossaries
 from heedful.serve.metrics import Metrics
-from heedful.serve.outputs import GenerationJob, Piece
+from heedful.serve.outputs import GenerationJob, OutputPiece
 from heedful.serve.settings import Settings
 from heedful.serve.streams import StreamEngine
 from heedful.serve.worker import Engine, Worker, WorkerError
@@ -166,7 +166,7 @@ class ServedModel:
         with self._begun(job, lambda: self.engine.add(job)):
             return await job.result
 
-    async def pieces(self, job: GenerationJob) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, job: GenerationJob) -> AsyncGenerator[OutputPiece, None]:
         """New tokens of a job's outputs until all have ended; closing it drops the rest.
 
         One of them has the error of a job that fails: an `HttpError` if the worker's thread has

@@ -20,7 +20,7 @@ from heedful.serve.events import event, event_stream
 from heedful.serve.generating import Choice, chat_job, completion_job, new_choices, pieces
 from heedful.serve.guard import RequestInfo, info_of
 from heedful.serve.models import ServedModel
-from heedful.serve.outputs import GenerationJob, Piece
+from heedful.serve.outputs import GenerationJob, OutputPiece
 from heedful.serve.requests import encoded, registry_of, reserve
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
@@ -166,7 +166,7 @@ class _Answer:
     async def whole(self, job: GenerationJob, part: Any) -> Response:
         """All outputs, when they have ended."""
         choices = await new_choices(self.served, job)
-        received: list[Piece] = []
+        received: list[OutputPiece] = []
         async with aclosing(pieces(self.served, job)) as new:
             async for piece in new:
                 if piece.error is not None:

@@ -22,7 +22,7 @@ _RESHAPING = (Temperature, TopH, Truncation)
 
 
 @dataclass(frozen=True)
-class Piece:
+class OutputPiece:
     """New tokens of one output of a `GenerationJob`, from the worker's thread to the event loop.
 
     Attributes:
@@ -41,7 +41,7 @@ class Piece:
     error: Exception | None = None
 
     @classmethod
-    def failed(cls, index: int, error: Exception) -> "Piece":
+    def failed(cls, index: int, error: Exception) -> "OutputPiece":
         """The end of an output by an error."""
         return cls(index, [], [], [], "dead_end", error)
 
@@ -73,7 +73,7 @@ class GenerationJob:
     echoes: list[str] | None = None
     generates: bool = True
     turn: int = 0
-    pieces: "asyncio.Queue[Piece]" = field(default_factory=asyncio.Queue)
+    pieces: "asyncio.Queue[OutputPiece]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
 
     @property
@@ -89,7 +89,7 @@ class GenerationJob:
     def fail(self, error: Exception) -> None:
         """End all outputs with an error; called in the event loop."""
         for index in range(self.num_outputs):
-            self.pieces.put_nowait(Piece.failed(index, error))
+            self.pieces.put_nowait(OutputPiece.failed(index, error))
 
     def cancel(self) -> None:
         """Take the outputs out of the batch before the next step."""
@@ -106,7 +106,7 @@ class Output:
         request: limits, EOS ids and rules, of this output alone.
         stop: see `sample_steps`.
         generator: of sampling; None: greedy decoding.
-        ids, log_probs, top: of the new tokens; see `Piece`.
+        ids, log_probs, top: of the new tokens; see `OutputPiece`.
         num_sent: new tokens that have been delivered.
         reason: why it has ended; None: it is in progress.
         error: the error that ended it.
@@ -166,11 +166,11 @@ class Output:
         """End by an error, without a further token."""
         self.error, self.reason = error, "dead_end"
 
-    def take_piece(self) -> Piece:
+    def take_piece(self) -> OutputPiece:
         """The new tokens that have not been delivered, which they now are."""
         first, self.num_sent = self.num_sent, len(self.ids)
         columns = self.ids[first:], self.log_probs[first:], self.top[first:]
-        return Piece(self.index, *columns, self.reason, self.error)
+        return OutputPiece(self.index, *columns, self.reason, self.error)
 
 
 def append_next_tokens(outputs: list[Output], logits: Float[Tensor, "N V"]) -> None:

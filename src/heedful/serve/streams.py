@@ -11,7 +11,7 @@ from heedful.backends.torch.generating import stop_function
 from heedful.errors import DamagedError, UserError
 from heedful.generation.request import EndReason
 from heedful.serve.batches import Deliveries
-from heedful.serve.outputs import GenerationJob, Piece
+from heedful.serve.outputs import GenerationJob, OutputPiece
 
 MOST = 8  # streams side by side; the others wait
 
@@ -73,7 +73,7 @@ class _Stream:
         self._ids: list[int] = []
         self._steps: Iterator[tuple[list[int], bool]] | None = None
 
-    def next_piece(self) -> Piece:
+    def next_piece(self) -> OutputPiece:
         """The tokens of the next step, or the error that ends the output."""
         row, request = self.job.rows[0], self.job.request
         try:
@@ -83,10 +83,10 @@ class _Stream:
         except Exception as error:
             if not isinstance(error, UserError) or isinstance(error, DamagedError):
                 logging.getLogger("heedful.serve").error("a stream failed", exc_info=error)
-            return Piece.failed(0, error)
+            return OutputPiece.failed(0, error)
         self._ids += ids
         reason = self._reason(request) if ended else None
-        return Piece(0, ids, [math.nan] * len(ids), [[] for _ in ids], reason)
+        return OutputPiece(0, ids, [math.nan] * len(ids), [[] for _ in ids], reason)
 
     def _reason(self, request: GenerationRequest) -> EndReason:
         if self._ids and self._ids[-1] in request.eos_ids:
