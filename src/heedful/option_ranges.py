@@ -12,7 +12,7 @@ from heedful.errors import UserError
 
 
 class Range(NamedTuple):
-    """The numbers that an option may have, and what an error says of them."""
+    """The allowed numbers of an option, and their description in errors."""
 
     contains: Callable[[float], bool]
     description: str

@@ -265,7 +265,7 @@ def _pieces(raw: str, labels: Collection[str]) -> tuple[list[InlinePiece], list[
 
 
 def _last_ends(raw: str) -> dict[str, int]:
-    """Where each mark of emphasis is last behind a word, or behind another mark."""
+    """For each mark of emphasis its last place behind a word or another mark."""
     ends: dict[str, int] = {}
     for match in _MARK_END.finditer(raw):
         run = match[0]

@@ -90,7 +90,7 @@ class Segment:
         return max(accumulate(steps.get(code.kind, 0) for code in codes.values()), default=0)
 
     def tag_problem(self, text: str) -> str | None:
-        """What is wrong with the tags of a translation; None: they are those of the text."""
+        """The error in the tags of a translation; None: it has the tags of the text."""
         if self.codes is None or not self.codes.codes:
             return None
         try:

@@ -70,7 +70,7 @@ class SpanDocument(Document):
         return text
 
     def _rendered(self, span: Span, text: str) -> str:
-        """What a translation is in the file."""
+        """A translation as it is written into the file."""
         codes = span.segment.codes
         assert codes is not None
         pieces = [

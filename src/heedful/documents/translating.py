@@ -47,7 +47,7 @@ class Translated(Protocol):
 
 
 class Translates(Protocol):
-    """What translates a list of texts: a `heedful.pipelines.Translator`, or a server's batch."""
+    """A translator of lists of texts: a `heedful.pipelines.Translator`, or a server's batch."""
 
     @property
     def translate(self) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def too_long_words(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Policy:
-    """Which existing translations are replaced.
+    """The choice of the existing translations that are replaced.
 
     Default: those that the file marks as unfinished (`fuzzy` in PO, `new` in XLIFF).
     """
@@ -235,8 +235,8 @@ def _with_pieces(source: str, text: str) -> tuple[str, list[str]]:
 def _parts_of(
     segment: Segment, choice: IcuChoice | None, branches: Mapping[str, str]
 ) -> list[Segment]:
-    """What is translated of a segment: itself, or the branches of its choice; nothing of one with
-    codes in another choice, as they cannot be put back into it."""
+    """The segments that are translated for one: itself, or the branches of its choice; none for one
+    with codes in another choice, as they cannot be put back into it."""
     if choice is not None:
         return [
             Segment(text, segment.line, codes=choice.codes_of(text)) for text in branches.values()

@@ -116,7 +116,7 @@ def usable_metric(name: str, tgt_language: str | None = None) -> Metric:
 
 
 def metric_problem(name: str, tgt_language: str | None = None) -> str | None:
-    """What a metric needs to score lines of a language and lacks here ("needs ..."), or None.
+    """The reason why a metric cannot score lines of a language here ("needs ..."), or None.
 
     Args:
         tgt_language: as in `corpus_scores`.

@@ -97,7 +97,7 @@ def _metadata(model: AnyModel, run: RecordedRun | None) -> str:
 
 
 def _summary(model: AnyModel, model_type: str) -> str:
-    """What the model is, in a sentence, and its sizes."""
+    """A sentence about the model, and its sizes."""
     metadata, config = model.metadata, model.config
     description = _kind(model)[2]
     if metadata.language_codes:
@@ -158,7 +158,7 @@ def _use(model: AnyModel) -> str:
 
 
 def _training(run: RecordedRun | None) -> Iterator[str]:
-    """What the folder of the run says of its data, recipe and machine."""
+    """Facts about the data, recipe and machine, from the folder of the run."""
     if run is None:
         yield f"Not recorded in the model's directory. {_TO_FILL_IN} data and settings."
         return

@@ -37,7 +37,7 @@ _FIRST_LETTER = re.compile(r"(?:^|[.!?]\s+)[\W\d_]*[^\W\d_]")
 
 @dataclass(frozen=True)
 class Keep:
-    """How a translator was trained with masks (`data.keep`).
+    """The masks that a translator was trained with (`data.keep`).
 
     Attributes:
         patterns: regular expressions of placeholders beside those of `PATTERNS`.
@@ -206,12 +206,12 @@ def _source_mask(mask: str) -> str:
 
 
 def count_masks(text: str) -> Counter[str]:
-    """How often each mask of a source occurs in a text."""
+    """The number of occurrences of each mask of a source in a text."""
     return Counter(map(_source_mask, _MASK.findall(text)))
 
 
 def _count(pieces: Sequence[Piece], masks: dict[tuple[str, Kind], str]) -> Counter[str]:
-    """How often each mask of a source stands for one of the pieces."""
+    """The number of the pieces that each mask of a source replaces."""
     of_pieces = (masks.get((piece.text, piece.kind), "") for piece in pieces)
     return count_masks("".join(of_pieces))
 

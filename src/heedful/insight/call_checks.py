@@ -188,7 +188,7 @@ def _norms(net: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 
 def _inputs_of_norms(probe: Probe, rows: int, cut: int) -> dict[str, Tensor]:
-    """The first input of each norm by name, for so many rows, cut by so many tokens."""
+    """The first input of each norm by name, for `rows` rows without their last `cut` tokens."""
     inputs: dict[str, Tensor] = {}
     hooks = []
     for name, module in _norms(probe.net):
@@ -214,7 +214,7 @@ def _inputs_of_norms(probe: Probe, rows: int, cut: int) -> dict[str, Tensor]:
 def _mixed_axes(
     norm: nn.Module, x: Float[Tensor, "..."], more_rows: Tensor, fewer_tokens: Tensor
 ) -> list[str]:
-    """What a change of one number of `x` spreads to: "rows", "positions", both or none.
+    """The axes along which a change of one number of `x` spreads: "rows", "positions", or both.
 
     The dimensions of rows and of positions are those whose size is another in the other inputs.
     """

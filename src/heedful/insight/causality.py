@@ -124,7 +124,7 @@ def _require_no_effect(
     other_ids: Int[Tensor, "B T"],
     splits: range,
 ) -> float:
-    """As `_largest_effect`, each alone; raises `Failed` with the position and the token."""
+    """`_largest_effect` of one split at a time; raises `Failed` with the position and the token."""
     side, name = probe.output_side, probe.outputs_name
     ids, length, worst = batch.ids[side], other_ids.size(1), 0.0
 

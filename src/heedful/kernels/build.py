@@ -89,7 +89,7 @@ def use_own_inductor_cache() -> None:
 
 
 def _is_open(path: Path, folder: Path) -> bool:
-    """Another user can replace what is in a folder, or one of its parents, or a link to them.
+    """True if another user can replace files of a folder, one of its parents, or a link to them.
 
     In a parent with the sticky bit, such as /tmp, only the owner of an entry can.
     """

@@ -1,4 +1,4 @@
-"""What the computations of attention share: signature, settings, query heads of one key head."""
+"""Code of all computations of attention: signature, settings, query heads of one key head."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""What editors see of models: the types of keywords, and the names that are not listed."""
+"""Completion of models in editors: the types of keywords, and the names that are not listed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict

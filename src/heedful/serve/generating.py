@@ -211,7 +211,8 @@ async def chat_job(served: ServedModel, body: ChatBody, tenant: str) -> Generati
 
 
 def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
-    """The messages for the chat template; raises HttpError for what it, or the server, lacks."""
+    """The messages for the chat template; raises HttpError for fields that it, or the server, does
+    not support."""
     if body.tools and body.tool_choice != "none":
         problem = "tools are not supported: leave them out, or set tool_choice to none"
         raise HttpError(400, problem, parameter="tools")

@@ -30,7 +30,7 @@ def alignment_job(
     languages = language_options(served.model, body)
 
     def run(rows: list[tuple[str, Generation]], report: OnOutput) -> list[Any]:
-        """Those of some rows."""
+        """The alignments of some rows."""
         texts, outputs = zip(*rows, strict=True)
         found: list[TokenAlignment | None] = served.model.token_alignments(
             texts, outputs, **languages

@@ -125,7 +125,7 @@ async def languages(request: Request) -> list[dict[str, Any]]:
 
 @router.get("/frontend/settings")
 async def frontend_settings(request: Request) -> dict[str, Any]:
-    """What LibreTranslate's clients ask before they show a form; needs no key."""
+    """The settings that LibreTranslate's clients read before they show a form; needs no key."""
     registry = registry_of(request)
     targets = [code for served in translators_of(registry) for code in targets_of(served.model)]
     target = targets[0] if targets else ""

@@ -23,7 +23,7 @@ _CASE, _STOP, _TYPOS = range(1 << 16, (1 << 16) + 3)  # of `uniform_hash`, besid
 
 
 class RowNoise:
-    """Noise of a run: which rows have it, and what they are then.
+    """Noise of a run: the choice of its rows, and their ids with noise.
 
     It is determined by seed, epoch and row. A row keeps its ids where a text with noise would be
     longer than the limits, or has a character without a token.
@@ -63,7 +63,7 @@ class RowNoise:
         return Columns({**columns.columns, **noisy}, columns.report, columns.info)
 
     def draws(self, epoch: int, rows: NDArray[np.integer[Any]]) -> "_Draws":
-        """Which of some rows have which noise."""
+        """For each kind of noise the rows that have it."""
         numbers = [
             uniform_hash(self._seed, epoch, kind, rows, np.zeros(len(rows), np.int64))
             for kind in (_CASE, _STOP, _TYPOS)

@@ -120,7 +120,7 @@ class RunData:
 
     @property
     def problem(self) -> ProblemType:
-        """What the labels are."""
+        """The kind of the labels."""
         problem: ProblemType = self.splits["train"].info.get("problem", "single_label")
         return problem
 

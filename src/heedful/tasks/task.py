@@ -126,7 +126,7 @@ class Task(ABC):
         return tokenizers
 
     def problem(self, origin: ProblemType | None) -> ProblemType:
-        """What the label of a row is, and the logits of a classifier mean.
+        """The kind of the labels, and so of the logits of a classifier.
 
         Args:
             origin: that of the classifier that the run starts from; None: it starts from another

@@ -81,7 +81,7 @@ def _without_stop(text: str) -> str | None:
 
 
 def _between_pieces(text: str) -> list[tuple[int, str]]:
-    """What is between the pieces of a text, with its places."""
+    """The parts of a text between its pieces, with their places."""
     parts, place = [], 0
     for piece in find_pieces(text):
         parts.append((place, text[place : piece.start]))

@@ -114,7 +114,7 @@ class Translation(Task):
 
     @property
     def keep(self) -> Keep | None:
-        """What outputs must keep of their sources; None: `data.keep` is not set."""
+        """The pieces of sources that outputs must keep; None: `data.keep` is not set."""
         data = self.recipe.data
         return Keep(tuple(data.keep_patterns)) if data.keep else None
 

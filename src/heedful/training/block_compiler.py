@@ -23,7 +23,7 @@ _TURN_OFF = "set training.compile to false"
 
 
 def _call(block: nn.Module, *inputs: Any) -> Any:
-    """What is compiled: one function, whose graphs differ by block and shape."""
+    """The function that is compiled, once for all blocks: its graphs differ by block and shape."""
     return block(*inputs)
 
 

@@ -1,4 +1,4 @@
-"""What ends a run early: signals, after the current step or at once during an evaluation, and
+"""Early ends of a run: signals, after the current step or at once during an evaluation, and
 evaluations that fail."""
 
 import signal

@@ -71,7 +71,7 @@ def check_recorded(digest: str, conversion: Path, model: Path) -> None:
 
 
 def _is_own(path: Path) -> bool:
-    """A record is a file that this user made; a link, or a file of another user, is none."""
+    """True for a file that this user made, as a record must be; False for a link."""
     try:
         status = path.lstat()
     except FileNotFoundError:
