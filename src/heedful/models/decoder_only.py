@@ -53,7 +53,7 @@ class DecoderOnly(nn.Module):
             raise UserError(f"segments must have the shape of ids, not {tuple(segments.shape)}")
         tokens = Tokens.from_ids(ids, lengths, padding_side, segments)
         try:
-            return self.head(self.decode(tokens))
+            return self.head(self.decoder(self.embedding(tokens), tokens, causal=True))
         except IndexError:
             check_ids(ids, self.embedding.tokens.num_embeddings)
             raise
