@@ -1,6 +1,6 @@
 """Blocks of attention and feed-forward, and stacks of blocks."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -155,7 +155,9 @@ class Stack(nn.Module):
         is_eager = self.compiled_block is None and not torch.compiler.is_compiling()
         if not (is_eager and kernel_device(x) == "cpu"):
             return None
-        if any(has_hooks(attention.weights_hook) for attention in self._attentions()):
+        blocks: Any = self.blocks
+        parts = (part for b in blocks for part in (b.self_attention, b.cross_attention))
+        if any(part is not None and has_hooks(part.sublayer.weights_hook) for part in parts):
             return None
         sides = [(x, tokens)]
         if memory is not None and source is not None:
@@ -166,13 +168,6 @@ class Stack(nn.Module):
         if not all(unpadding.num_tokens for unpadding in unpaddings):
             return None
         return unpaddings[0], unpaddings[-1]
-
-    def _attentions(self) -> Iterator[Any]:
-        """The self- and cross-attention of all blocks."""
-        for block in self.blocks:
-            for residual in (block.self_attention, block.cross_attention):
-                if residual is not None:
-                    yield residual.sublayer  # type: ignore[union-attr]
 
     def plans(
         self,
