@@ -6,7 +6,7 @@ The first pass reads, filters, holds out and trains tokenizers; the second one w
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from heedful.config import Recipe
 from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
-from heedful.data.encoding import ChunkEncoder, Encoder
+from heedful.data.encoding import ChunkEncoder, Encoder, encode_rows
 from heedful.data.labels import ProblemType, count_labels, label_columns, label_counts, label_names
 from heedful.data.prepared import MANIFEST, FolderLock, content_key, prepare_once
 from heedful.data.reports import DataReport
@@ -222,10 +222,11 @@ def summarize(task: Task, inherited: Inherited) -> DataSummary:
     """The summary of the data that `write_data` would write; nothing is written."""
     raw = replace(task.raw_data(), problem=task.problem(inherited.problem))
     read, tokenizers = _first_pass(task, inherited, raw)
-    held_out = {}
+    held_out, text_columns, labels = {}, task.text_columns(tokenizers), read.train.labels
     for name, rows in read.held_out.items():
-        held_out[name] = _encode(task, name, rows, tokenizers, read.train.labels, inherited).report
-    encoder = _encoder(task, "train", tokenizers, read.train.labels, inherited)
+        options = task.encode_options(name, labels, inherited)
+        held_out[name] = encode_rows(rows, text_columns, **options).report
+    encoder = Encoder(text_columns, **task.encode_options("train", labels, inherited))
     encode = ChunkEncoder(encoder, read.train.split, read.train.known)
     totals, num_of_label = _TrainTotals(), Counter[str]()
     train = raw.rows_of("train")
@@ -296,9 +297,10 @@ def _first_pass(
 def _write_first_pass(task: Task, inherited: Inherited, raw: RawData, directory: Path) -> None:
     """The first pass: write everything but the training ids."""
     read, tokenizers = _first_pass(task, inherited, raw)
+    text_columns = task.text_columns(tokenizers)
     for name, rows in read.held_out.items():
-        encoded = _encode(task, name, rows, tokenizers, read.train.labels, inherited)
-        write_columns(directory / name, encoded)
+        options = task.encode_options(name, read.train.labels, inherited)
+        write_columns(directory / name, encode_rows(rows, text_columns, **options))
         cells = zip(*rows.columns.values(), strict=True)
         records = (dict(zip(rows.columns, row, strict=True)) for row in cells)
         lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
@@ -316,7 +318,8 @@ def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Pat
     """The second pass: write the ids of the training rows, chunk by chunk."""
     with user_errors("read", directory / _TRAINING_ROWS):
         rows = _JSON.validate_json((directory / _TRAINING_ROWS).read_bytes())
-    encoder = _encoder(task, "train", load_tokenizers(directory), rows.labels, inherited)
+    text_columns = task.text_columns(load_tokenizers(directory))
+    encoder = Encoder(text_columns, **task.encode_options("train", rows.labels, inherited))
     encode = ChunkEncoder(encoder, rows.split, rows.known)
     writer = ColumnsWriter(directory / "train")
     train = raw.rows_of("train")
@@ -334,32 +337,6 @@ def _encode_train(task: Task, inherited: Inherited, raw: RawData, directory: Pat
         report = _checked_train(task, encoder, writer.report, rows.num_rows, corpora)
         writer.complete(report, encoder.info)
     (directory / _TRAINING_ROWS).unlink()
-
-
-def _encoder(
-    task: Task,
-    split: str,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    labels: Sequence[str],
-    inherited: Inherited,
-) -> Encoder:
-    columns = task.text_columns(tokenizers)
-    return Encoder(columns, **task.encode_options(split, labels, inherited))
-
-
-def _encode(
-    task: Task,
-    split: str,
-    rows: Rows,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    labels: Sequence[str],
-    inherited: Inherited,
-) -> Columns:
-    """The columns of a held-out split; raises UserError if no row is left."""
-    encoder = _encoder(task, split, tokenizers, labels, inherited)
-    encoded = encoder(rows)
-    encoder.check(encoded.report, len(rows))
-    return encoded
 
 
 def _checked_train(
