@@ -249,7 +249,8 @@ class Options:
     )  # fmt: skip
     glossary: Any = option(
         "Terms and their translations, TERM<tab>TRANSLATION a line, or TBX (in Python also a "
-        "mapping); with forms by |. A translation without one has a reason for a review.",
+        "mapping); with forms by |. A translation without one has a reason for a review. Terms "
+        "that the model's vocabulary cannot write are left out, with a note.",
         panel=CONSTRAINTS, shown="no glossary", metavar="FILE",
     )  # fmt: skip
     stop: Sequence[str] | None = option(

@@ -446,7 +446,9 @@ def test_terms_of_a_glossary(
     assert output.reasons[-1] == "the term page is not always translated by Seite auf or auf"
     assert replace(output, text="a").quality == round(75 * output.probability, 1)
     path.write_text("page\tSeite 漢\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"terms.tsv, line 1: .* cannot write 'Seite 漢'"):
+    with pytest.raises(
+        UserError, match=r"terms.tsv, line 1: .* cannot write 'Seite 漢'.* no other"
+    ):
         model.translate("a", glossary=path)
     with pytest.raises(UserError, match="with a glossary outputs are complete before"):
         next(model.stream("a", keep=False, glossary={"a": "a"}))
@@ -454,6 +456,29 @@ def test_terms_of_a_glossary(
     text = f"page {CHARACTERS[3]} 漢"  # as any other characters, without `keep`
     [output] = model.generate(text, return_details=True, glossary={"page": "auf"})
     assert bool(re.search(r"\bauf\b", output.text)) != bool(output.reasons)
+
+
+def test_terms_that_the_vocabulary_cannot_write_are_left_out(
+    model: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of them ended the command; each text with one has a reason."""
+    wrong = {f"w{number}": f"Wort 漢{number}" for number in range(5)}
+    terms = {"page": "auf|漢", "open page": "öffne 漢", **wrong}
+    keys: Any = {"return_details": True, "max_new_tokens": 12, "glossary": terms}
+    for _ in range(2):
+        [plain], [long] = model.generate(["page", "open page w1 w1"], **keys)
+        assert ("auf" in plain.text) != bool(plain.reasons)
+        assert "漢" not in str(plain.reasons)
+        assert [str(reason) for reason in long.reasons if "not required" in reason] == [
+            "the term open page is not required: the model cannot write öffne 漢",
+            "the term w1 is not required: the model cannot write Wort 漢1",
+        ]
+        assert "the term page is" not in str(long.reasons)  # the longest one counts
+    [note] = caplog.messages
+    assert note == (
+        "note: the glossary: 6 terms are left out, as the model's vocabulary cannot write "
+        "'öffne 漢' in line 2, 'Wort 漢0' in line 3, 'Wort 漢1' in line 4 and 3 more"
+    )
 
 
 def test_alignments_are_of_texts_with_their_pieces(model: Translator) -> None:

@@ -59,7 +59,10 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
 
 
 def test_a_request_has_terms_of_its_own(
-    served: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    served: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from heedful.serve.glossaries import Glossaries
 
@@ -74,6 +77,12 @@ def test_a_request_has_terms_of_its_own(
     terms = {**body, "glossary": {"cat": "mat|sat"}, "alignments": "words"}
     [own], _ = call(served, "/translate", terms)[1]["alignments"]
     assert own["target"] == answer["translatedText"][0].split()  # not of the first search
+    unknown = {"cat": "mat|sat", "dog": "漢"}  # which the vocabulary cannot write
+    status, left_out = call(served, "/translate", {**body, "glossary": unknown})
+    assert (status, left_out["translatedText"]) == (200, answer["translatedText"])
+    assert left_out["reasons"][1] == ["the term dog is not required: the model cannot write 漢"]
+    assert left_out["reasonCodes"][1][0]["code"] == "term_left_out"
+    assert call(served, "/translate", {**body, "glossary": {"dog": "漢"}})[0] == 400
     status, answer = call(served, "/translate", {**body, "glossary": {"cat": ""}})
     assert status == 400
     assert "line 1: the translation '' is empty" in answer["error"]
@@ -86,8 +95,11 @@ def test_a_request_has_terms_of_its_own(
     for broken in ("x", "[]", '{"cat": 1}', "[" * 9_999):
         assert call(served, "/translate", {**form, "glossary": broken}, form=True)[0] == 400
     path = tmp_path / "terms.tsv"  # of the server, in place of which none is given
-    path.write_text("cat\tmat|sat\n")
+    path.write_text("cat\tmat|sat\ndog\t漢\n")
     own = Glossaries("de-en", served.models["de-en"], path)
+    assert [record.name for record in caplog.records if "1 term is left out" in record.message] == [
+        "heedful.serve"
+    ]
     monkeypatch.setattr(served.server.registry.models["de-en"], "glossaries", own)
     assert call(served, "/translate", body)[1] != plain
     assert call(served, "/translate", {**body, "glossary": {}})[1] == plain

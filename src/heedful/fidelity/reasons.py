@@ -14,6 +14,7 @@ TEXTS: Mapping[str, str] = {
     "choice": "a choice of texts that is not translated: {piece}",
     "forms": "plural forms that the choice of texts lacks: {forms}",
     "term": "the term {term} is not always translated by {translations}",
+    "term_left_out": "the term {term} is not required: the model cannot write {translations}",
     "blank": "it has no translation",
     "parts_blank": "parts without a translation: {count}",
     "words_too_long": "words that are too long for the model: {count}",

@@ -8,11 +8,11 @@ counts. Both sides may have alternatives, such as inflected forms.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from heedful.errors import UserError
+from heedful.errors import UserError, format_names
 from heedful.fidelity.pieces import find_pieces
 
 _SEPARATOR = "|"
@@ -109,13 +109,20 @@ class Glossary:
 
     Attributes:
         name: of the file, for messages.
+        left_out: terms whose translations a model cannot write; they are not required.
     """
 
-    def __init__(self, terms: Sequence[Term], name: str = "the glossary") -> None:
-        self.name, self.terms = name, tuple(terms)
+    def __init__(
+        self,
+        terms: Sequence[Term],
+        name: str = "the glossary",
+        left_out: Sequence[Term] = (),
+    ) -> None:
+        self.name, self.terms, self.left_out = name, tuple(terms), tuple(left_out)
+        self._left_out = frozenset(left_out)
         known: dict[tuple[tuple[str, ...], bool], Term] = {}
         phrases: list[_Phrase] = []
-        for term in terms:
+        for term in (*terms, *left_out):
             for source in term.sources:
                 phrase = _Phrase.of(source, term)
                 first = known.setdefault(phrase[:2], term)
@@ -133,12 +140,43 @@ class Glossary:
         """The error of a wrong term, with the line that it is in."""
         return UserError(f"{self.name}, line {term.line}: {problem}")
 
+    def without(self, translations: Collection[str]) -> "Glossary":
+        """The glossary without some translations; terms that have no others are left out."""
+        terms, left_out = list[Term](), [*self.left_out]
+        for term in self.terms:
+            targets = tuple(target for target in term.targets if target not in translations)
+            if targets:
+                terms.append(replace(term, targets=targets))
+            else:
+                left_out.append(term)
+        return Glossary(terms, self.name, left_out)
+
+    def left_out_note(self) -> str:
+        """Which terms are left out; "" for none."""
+        if not self.left_out:
+            return ""
+        noun = "1 term is" if len(self.left_out) == 1 else f"{len(self.left_out):,} terms are"
+        listed = [f"{term.targets[0]!r} in line {term.line}" for term in self.left_out]
+        return (
+            f"{self.name}: {noun} left out, as the model's vocabulary cannot write "
+            f"{format_names(listed, str, most=3)}"
+        )
+
     def find(self, text: str, extra: tuple[str, ...] = ()) -> list[Found]:
-        """The terms of a source, in order; none is a part of a placeholder, a tag or a number.
+        """The terms of a source, in order, but those left out; none is a part of a placeholder, a
+        tag or a number.
 
         Args:
             extra: further placeholders, as of `find_pieces`.
         """
+        return [one for one in self._find(text, extra) if one.term not in self._left_out]
+
+    def find_left_out(self, text: str, extra: tuple[str, ...] = ()) -> list[Term]:
+        """The terms of a source that are left out, each once; `extra` as of `find`."""
+        found = (one.term for one in self._find(text, extra))
+        return [*dict.fromkeys(term for term in found if term in self._left_out)]
+
+    def _find(self, text: str, extra: tuple[str, ...]) -> list[Found]:
         found = [*self._sources.find(text)]
         if not found:
             return found

@@ -46,7 +46,11 @@ _OF_ALL_TEXTS = ("prefixes", "forced", "prefix_function", "draft")
 
 
 def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
-    """The glossary of a call's options; raises UserError for one that is wrong for the model."""
+    """The glossary of a call's options, without what the model's vocabulary cannot write.
+
+    Raises:
+        UserError: a glossary that is wrong, or of which nothing can be written.
+    """
     value = options["glossary"]
     own = model.metadata.src_language, model.metadata.tgt_language
     given = options.get("src_language"), options.get("tgt_language")
@@ -54,15 +58,23 @@ def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
     if glossary is model.checked_glossary:
         return glossary
     tokenizer = model.tgt_tokenizer
-    pairs = [(term, target) for term in glossary.terms for target in term.targets]
-    rows = tokenizer.encode_batch([target for _, target in pairs])
-    for (term, target), ids in zip(pairs, rows, strict=True):
-        if tokenizer.unk_id in ids:
+    targets = [*dict.fromkeys(target for term in glossary.terms for target in term.targets)]
+    rows = tokenizer.encode_batch(targets)
+    unknown = {
+        target: ids for target, ids in zip(targets, rows, strict=True) if tokenizer.unk_id in ids
+    }
+    if unknown:
+        kept = glossary.without(unknown)
+        if not kept.terms:
+            [term, *_] = glossary.terms
+            target = term.targets[0]
             raise glossary.error(
                 term,
-                f"the model's vocabulary cannot write {target!r}, only {tokenizer.decode(ids)!r}; "
+                f"the model's vocabulary cannot write {target!r}, only "
+                f"{tokenizer.decode(unknown[target])!r}, and no other term of the glossary; "
                 "leave it out",
             )
+        glossary = kept
     model.checked_glossary = glossary
     return glossary
 

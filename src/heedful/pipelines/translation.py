@@ -10,7 +10,7 @@ from heedful.data.language_tags import is_same_language, matching_tag
 from heedful.data.rows import is_blank
 from heedful.data.special_tokens import tag_id
 from heedful.errors import UserError, format_names
-from heedful.fidelity import Glossary
+from heedful.fidelity import Glossary, Reason
 from heedful.options import Options, TooLong
 from heedful.pipelines.base import Texts
 from heedful.pipelines.generations import Generation
@@ -100,14 +100,17 @@ class Translator(Generator):
     def options(self, **keywords: Any) -> Options:
         """See `Generator.options`; with the terms of a glossary.
 
+        A note names the terms of a new glossary that are left out.
+
         Raises:
-            UserError: also for a glossary that is wrong, or whose terms have characters without a
-                token.
+            UserError: also for a glossary that is wrong, or of which nothing can be written.
         """
-        if keywords.get("glossary") is not None:
+        if (given := keywords.get("glossary")) is not None:
             from heedful.pipelines.keeping import glossary_for
 
-            keywords["glossary"] = glossary_for(self, keywords)
+            keywords["glossary"] = glossary = glossary_for(self, keywords)
+            if glossary is not given and glossary.left_out:
+                self.note_once(glossary.left_out_note())
         return super().options(**keywords)
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
@@ -185,8 +188,27 @@ class Translator(Generator):
         of_texts = {index: source for index, source in read if isinstance(source, Source)}
         own = [outputs[index] for index in of_texts]
         kept = kept_generations(self, [*of_texts.values()], own, options, at_once=at_once)
-        found = dict(zip(of_texts, kept, strict=True))
-        return [found.get(index, outputs) for index, outputs in enumerate(outputs)]
+        of_index = {
+            index: found and self._with_left_out(of_texts[index].text, found, options.glossary)
+            for index, found in zip(of_texts, kept, strict=True)
+        }
+        return [of_index.get(index, found) for index, found in enumerate(outputs)]
+
+    def _with_left_out(
+        self, source: str, outputs: list[Generation], glossary: Glossary | None
+    ) -> list[Generation]:
+        """Outputs with a reason for each term of the source that the glossary leaves out."""
+        if glossary is None or not glossary.left_out or is_blank(source):
+            return outputs
+        patterns = () if self.metadata.keep is None else self.metadata.keep.patterns
+        reasons = [
+            Reason(
+                "term_left_out",
+                {"term": term.sources[0], "translations": " or ".join(term.targets)},
+            )
+            for term in glossary.find_left_out(source, patterns)
+        ]
+        return [replace(output, reasons=(*output.reasons, *reasons)) for output in outputs]
 
     def _keeps(self, options: Options) -> bool:
         """True if pieces are masked; raises UserError for a wish that the model cannot meet."""

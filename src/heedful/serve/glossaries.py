@@ -1,7 +1,9 @@
 """The server's glossary: of each translator the terms of the pairs that it translates."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from heedful.data.language_tags import is_same_language, matching_tag
 from heedful.errors import UserError
@@ -23,7 +25,7 @@ class Glossaries:
 
     Raises:
         UserError: a file that is no glossary; TBX for a model that does not name its languages;
-            a translation that the model's vocabulary cannot write.
+            no translation that the model's vocabulary can write.
     """
 
     def __init__(self, name: str, model: Translator, path: Path | None) -> None:
@@ -34,7 +36,7 @@ class Glossaries:
             return
         file = GlossaryFile(path)
         if not file.languages:
-            self._of_all = glossary_for(model, {"glossary": file})
+            self._of_all = _checked(model, {"glossary": file})
             return
         if not (sources_of(model) and targets_of(model)):
             raise UserError(
@@ -57,7 +59,7 @@ class Glossaries:
         pair = {"src_language": source, "tgt_language": target}
         if source != target:
             try:
-                glossary = glossary_for(self._model, {"glossary": file, **pair})
+                glossary = _checked(self._model, {"glossary": file, **pair})
             except NoTermsError:
                 return
             self._of_pairs[source, target] = glossary
@@ -70,6 +72,14 @@ class Glossaries:
             _one_of(target or metadata.tgt_language, targets_of(self._model)),
         )
         return self._of_all or self._of_pairs.get(pair)
+
+
+def _checked(model: Translator, options: Mapping[str, Any]) -> Glossary:
+    """The terms that a model can write; those left out are logged."""
+    glossary = glossary_for(model, options)
+    if glossary.left_out:
+        _log.warning("%s", glossary.left_out_note())
+    return glossary
 
 
 def _one_of(language: str | None, codes: list[str]) -> str | None:

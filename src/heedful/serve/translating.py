@@ -24,6 +24,7 @@ from heedful.fidelity.reasons import code_of
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
+from heedful.pipelines.keeping import glossary_for
 from heedful.pipelines.requests import options_for_ids
 from heedful.serve.batches import Job, OnOutput
 from heedful.serve.bodies import MAX_TEXT, DetectBody, TranslateBody
@@ -335,17 +336,20 @@ async def translation_job(
         return model.prompt_ids(lines, Options.from_keywords(languages))
 
     rows = await encoded(served, encode, "q")
-    glossary: Any = body.glossary
-    if glossary is None and served.glossaries is not None:
-        glossary = served.glossaries.of(body.source, body.target)
-    if glossary is not None:
-        options["glossary"] = glossary
+    glossary = served.glossaries and served.glossaries.of(body.source, body.target)
+
+    def resolve() -> Options:
+        """The options of the search; which terms are left out is in the reasons of the answer."""
+        own = body.glossary
+        terms = glossary if own is None else glossary_for(model, {**languages, "glossary": own})
+        if terms is not None:
+            options["glossary"] = terms
+        return model.options(**{**options, **languages})
+
     try:
-        resolved = await asyncio.to_thread(lambda: model.options(**{**options, **languages}))
+        resolved = await asyncio.to_thread(resolve)
     except UserError as error:
         raise as_http_error(error, "glossary") from None
-    if glossary is not None:
-        options["glossary"] = resolved.glossary
 
     def run(items: list[tuple[list[int], str]], report: OnOutput) -> list[Result]:
         """The hypotheses of each row of ids with its line, and their alignments if wanted."""
