@@ -86,6 +86,28 @@ def test_formats_of_numbers_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "target", "reasons"),
+    [
+        ("Press <Enter> now", "Drücken Sie", ["missing: <Enter>"]),
+        ("Press <Enter> now", "Enter drücken", ["missing: <Enter>"]),
+        ("Press <Enter> now", "<Eingabe> drücken", []),  # it may be translated
+        ("<Enter> or <Page Up>", "<Eingabe> oder", ["missing: <Enter> or <Page Up>"]),
+        ("<Enter> or <Tab>", "<Tab> oder", ["missing: <Enter>"]),
+        ("<Enter> <Enter> <Tab>", "", ["missing: <Enter>, <Enter>, <Tab>"]),
+        ("<b>%s</b> <Alt>", "<b></b>", ["missing: %s, <Alt>"]),
+        ("Press it", "<Enter> drücken", ["not in the source: <Enter>"]),
+        ("<Enter>", "<Enter", ["missing: >"]),
+        ("a < b > c", "a b c", ["missing: <, >"]),
+    ],
+)
+def test_text_in_angle_brackets_that_is_lost_is_named(
+    source: str, target: str, reasons: list[str]
+) -> None:
+    """Only its signs were: "missing: <, >"."""
+    assert differences(source, target) == reasons
+
+
+@pytest.mark.parametrize(
     ("source", "target"),
     [
         ("%d%% of it", "%d % davon"),

@@ -126,6 +126,8 @@ _WITH_SEPARATORS = re.compile(
 )
 # Signs that a translation keeps, wherever they stand.
 _LOOSE = re.compile(r"[%％{}<>€£¥°]")
+# Text in angle brackets, such as the name of a key, which a translation may write otherwise.
+_BRACKETED = re.compile(r"<[^\s<>](?:[^<>]{0,78}[^\s<>])?>")
 _BLANK = re.compile(r"[ \u00a0\u202f](?=%%$)")
 # Each pattern matches one of these signs (a point or colon before a space is none): most texts have
 # none, and are not searched for patterns.
@@ -256,9 +258,34 @@ def differences(
     names |= {sign: sign for sign in signs | their_signs}
     src, tgt = (Counter(map(_key, pieces)) for pieces in (ours, theirs))
     src, tgt = src + signs, tgt + their_signs
+    texts = _bracketed(source, ours), _bracketed(target, theirs)
     reasons: list[str] = []
-    for code, found in (("missing", src - tgt), ("added", tgt - src)):
+    for code, found, brackets in (
+        ("missing", src - tgt, texts[0] - texts[1]),
+        ("added", tgt - src, texts[1] - texts[0]),
+    ):
         if found:
-            listed = ", ".join(names[key] for key in found.elements())
-            reasons.append(Reason(code, {"pieces": listed}))
+            listed = _with_bracketed([names[key] for key in found.elements()], brackets)
+            reasons.append(Reason(code, {"pieces": ", ".join(listed)}))
     return reasons
+
+
+def _bracketed(text: str, pieces: Sequence[Piece]) -> Counter[str]:
+    """The texts in angle brackets that are no pieces."""
+    starts = {piece.start for piece in pieces}
+    return Counter(m[0] for m in _BRACKETED.finditer(text) if m.start() not in starts)
+
+
+def _with_bracketed(listed: list[str], texts: Counter[str]) -> list[str]:
+    """Names of pieces and signs, with texts in angle brackets in place of pairs of these signs.
+
+    Where there are fewer pairs than texts, any of these may be the one.
+    """
+    number = min(listed.count("<"), listed.count(">"))
+    if not number or texts.total() < number:
+        return listed
+    for sign in "<>" * number:
+        listed.remove(sign)
+    if texts.total() == number:
+        return [*listed, *texts.elements()]
+    return [*listed, *[" or ".join(texts)] * number]
