@@ -90,13 +90,18 @@ def test_hostile_documents(name: str) -> None:
     check()
 
 
-def _tags(page: bytes) -> list[object]:
-    """The elements of a page as lxml reads it."""
+def _tags(page: bytes) -> list[tuple[str, str]]:
+    """The elements of a page as lxml reads it, each with the one around it, in any order: elements
+    of a line may be in another order in a translation."""
     try:
         root = lxml.html.document_fromstring(page)
     except etree.ParserError:  # without any
         return []
-    return [element.tag for element in root.iter()]
+    return sorted(
+        (element.tag, "" if (around := element.getparent()) is None else str(around.tag))
+        for element in root.iter()
+        if isinstance(element.tag, str)
+    )
 
 
 def _open_by_others(name: str, data: bytes, encoding: str) -> None:

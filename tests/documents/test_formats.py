@@ -529,8 +529,46 @@ def test_what_looks_like_a_tag_in_a_script_ends_with_the_script(before: str, aft
 
 
 @pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        ("<p>a <b/b> c <i>d</i> e</p>", ["a <g1> c <g2>d</g2> e</g1>"]),
+        ("<p>a <b> c <i>d</i> e</p>", ["a <g1> c <g2>d</g2> e</g1>"]),
+        ("<p>a <u>b <b>c</u> d</p>", ["a <g1>b <g2>c</g2></g1> d"]),
+        ("<p>a <b>b <u>c</b> d</u> e</p>", ["a <g1>b <g2>c</g1> d</g2> e"]),
+        ("<p>a <b>b<p>c <i>d</i></b> e</b> f", ["a <g1>b</g1>", "<g1>c <g2>d</g2></g1> e<x3/> f"]),
+        ("<u>a</u><b><p><i>c</b> d</i> e", ["a", "<g1><g2>c</g2> d</g1> e"]),
+        ("<p>a <a href=x/>b</a> c</p>", ["a <g1>b</g1> c"]),
+        ('<p>a <a href=x?q="y">b</a> c</p>', ["a <g1>b</g1> c"]),
+        ("<p>a <b/>c</b> d</p>", ["a <g1>c</g1> d"]),
+        ("<p>a <i/>c <u>d</u></p>", ["a <g1>c <g2>d</g2></g1>"]),
+        ("<p>a <svg/> c <svg x=y/>d</svg> e</p>", ["a <x1/> c <x2/> e"]),
+        ("<p>a <code/>b</code> <code/> c", ["a <x1/> <x2/> c"]),
+        ("<script/>a<b</script><p>c</p><script x=y/>", ["c"]),
+        (
+            "<p>a <span/translate=no>b</span> <i/class='x notranslate'/>c</i> d</p>",
+            ["a <x1/> <x2/> d"],
+        ),
+        ("<p/>a<pre/>b  c</pre>", ["a", "b  c"]),
+        ('<?xml version="1.0"?><p>a <b/> c <i>d</i></p>', ["a <x1/> c <g2>d</g2>"]),
+        ('<!DOCTYPE html>\n<html xmlns="x"><p>a <b/> c <i>d</i></p>', ["a <x1/> c <g2>d</g2>"]),
+    ],
+)
+def test_slashes_and_missing_ends_in_html_are_read_as_browsers_do(
+    page: str, texts: list[str]
+) -> None:
+    """`<b/b>` was put behind the link that it encloses; `<a href=x/>` had no text."""
+    _, _, document = translated("a.html", page)
+    assert [segment.text for segment in document.segments] == texts
+    assert as_text(translated("a.html", page)) == page
+    reopened = translated("a.html", translated("a.html", page, lambda text: text[:3])[0])[2]
+    assert len(reopened.segments) == len(texts)
+
+
+@pytest.mark.parametrize(
     ("tag", "languages", "expected"),
     [
+        ("<html/lang=en>", ("en", "de"), "<html/lang=de>"),
+        ("<html title='a lang=en' lang=en>", ("en", "de"), "<html title='a lang=en' lang=de>"),
         ('<html lang="en">', ("en", "de"), '<html lang="de">'),
         (
             "<html class=a lang=en-US xml:lang='en'>",

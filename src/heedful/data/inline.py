@@ -102,7 +102,7 @@ def tagged(pieces: Iterable[InlinePiece]) -> TaggedText:
     """
     pieces = list(pieces)
     taken = {match[0] for piece in pieces if piece.kind == "text" for match in _tags_in(piece.raw)}
-    partners = _partners(pieces)
+    partners = partners_of(pieces)
     parts: list[str] = []
     codes: dict[str, InlinePiece] = {}
     number, names = 0, dict[int, str]()
@@ -131,7 +131,7 @@ def trimmed(pieces: Sequence[InlinePiece]) -> tuple[int, int]:
 
     A pair of codes is left out if it is around all words.
     """
-    partners = _partners(pieces)
+    partners = partners_of(pieces)
     start, stop = 0, len(pieces)
     is_changed = True
     while is_changed and start < stop:
@@ -149,7 +149,7 @@ def _is_outside(piece: InlinePiece, partner: int | None) -> bool:
     return (piece.raw.isspace() or not piece.raw) if piece.kind == "text" else partner is None
 
 
-def _partners(pieces: Sequence[InlinePiece]) -> dict[int, int]:
+def partners_of(pieces: Sequence[InlinePiece]) -> dict[int, int]:
     """The index of the other half of each code that has one."""
     opened: dict[str, list[int]] = {}
     partners: dict[int, int] = {}

@@ -1,12 +1,15 @@
 """HTML (.html, .htm, .xhtml): the text of blocks, with tags inside lines as codes."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from html import escape, unescape
+from typing import NamedTuple
 
 from heedful.data.inline import InlinePiece
 from heedful.data.language_tags import is_same_language, standard_tag
 from heedful.documents.spans import SpanDocument
+from heedful.documents.unclosed_tags import with_other_halves
 from heedful.errors import UserError
 
 # Elements in a line of text; all others end a block.
@@ -18,6 +21,7 @@ strike strong sub sup time tt u wbr data button input
 _KEPT_NAMES = """
 code kbd samp var svg math script style template textarea noscript object iframe audio video canvas
 """
+_FOREIGN = frozenset(["svg", "math"])  # which may end as XML does: `<svg/>`
 _VOID_NAMES = "area base br col embed hr img input link meta param source track wbr"
 _KEPT, _VOID = frozenset(_KEPT_NAMES.split()), frozenset(_VOID_NAMES.split())
 _INLINE = _KEPT.union(_INLINE_NAMES.split())
@@ -37,26 +41,23 @@ _LABELS = {
     for label in labels.split()
 }
 _FREE = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
+_IS_XML = re.compile(r"\s*(?:<\?xml\s|(?:<![^>]*+>\s*+)*+<html\s[^>]*?xmlns)", re.IGNORECASE)
 _XML = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)[\"']")
 # As HTML's tokenizer reads them (WHATWG HTML, section 13.2.5): quotes have a meaning behind `=`; a
 # tag or comment without an end goes to the end. No part of a page is scanned twice.
 _TOKEN = re.compile(
     r"(?P<comment><!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<\?[^>]*+(?:>|\Z))"
     r"|<(?P<slash>/?)(?P<name>[a-zA-Z][^\s/>]*+)"
-    r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+(?:>|.*\Z)"
+    r"(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])[^\s>]*+))*+(?:>|.*\Z)"
     r"|<[!/][^>]*+(?:>|\Z)",
     re.DOTALL,
 )
 _RAW = frozenset(["script", "style", "textarea", "title", "iframe", "xmp", "noembed", "noframes"])
-_KEEPS = re.compile(
-    r"\stranslate\s*=\s*[\"']?no\b|\sclass\s*=\s*(?:[\"'][^\"']*)?\bnotranslate\b", re.IGNORECASE
+_ATTRIBUTE = re.compile(
+    r"(?P<name>[^\s/>=][^\s/>=]*+)(?:\s*+=\s*+(?P<value>\"[^\"]*\"|'[^']*'|[^\s>]*+))?"
 )
-# Attributes with a text that is shown, or read out.
-_SHOWN = re.compile(
-    r"\s(?:alt|title|placeholder|aria-label)\s*=\s*(\"[^\"]*\"|'[^']*')", re.IGNORECASE
-)
+_SHOWN = frozenset(["alt", "title", "placeholder", "aria-label"])  # shown, or read out
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
-_LANG = re.compile(r"\s(?:xml:)?lang\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 
 
 class HtmlDocument(SpanDocument):
@@ -75,7 +76,8 @@ class HtmlDocument(SpanDocument):
             )
 
     def _find(self) -> None:
-        events = [*_events(self.text)]
+        is_xml = self.name.lower().endswith(".xhtml") or _IS_XML.match(self.text) is not None
+        events = [*_events(self.text, is_xml)]
         ends = [place for place, _, _ in events[1:]] + [len(self.text)]
         found = _Runs()
         self._root: tuple[int, int] | None = None  # the range of the tag <html>
@@ -83,8 +85,8 @@ class HtmlDocument(SpanDocument):
             raw = self.text[place:end]
             if tag == "html" and kind == "start" and self._root is None:
                 self._root = place, end
-            for attribute in _SHOWN.finditer(raw) if tag and found.kept is None else ():
-                if any(map(str.isalnum, attribute[1])):
+            for attribute in _attributes(raw) if tag and found.kept is None else ():
+                if attribute.name in _SHOWN and any(map(str.isalnum, attribute.value)):
                     self.skip("attributes that are shown, such as alt and title")
             found.add(place, kind, tag, raw)
         if found.kept is not None:
@@ -99,10 +101,13 @@ class HtmlDocument(SpanDocument):
         source, target = self.languages
         if self._root is None or target is None:
             return []
+        start, end = self._root
         return [
-            (*found.span(1), standard_tag(target))
-            for found in _LANG.finditer(self.text, *self._root)
-            if source is None or is_same_language(found[1], source)
+            (start + found.start, start + found.start + len(found.value), standard_tag(target))
+            for found in _attributes(self.text[start:end])
+            if found.name in ("lang", "xml:lang")
+            and found.value
+            and (source is None or is_same_language(found.value, source))
         ]
 
     def _written(self, text: str) -> str:
@@ -140,9 +145,10 @@ def _windows_1252(data: bytes) -> str:
     return "latin-1" if _FREE.search(data) else "cp1252"
 
 
-def _events(source: str) -> Iterator[tuple[int, str, str]]:
+def _events(source: str, is_xml: bool) -> Iterator[tuple[int, str, str]]:
     """The place, kind and name of the tags, comments and texts of a page, in its order."""
     place = 0
+    ends = _Ends(source)
     # Not by `finditer`: what looks like a tag in a script may go on beyond the script's end.
     while match := _TOKEN.search(source, place):
         if match.start() > place:
@@ -154,22 +160,82 @@ def _events(source: str) -> Iterator[tuple[int, str, str]]:
         elif match["slash"]:
             yield match.start(), "end", name
         else:
-            yield match.start(), _kind(match[0], name), name
-            if name in _RAW and not match[0].endswith("/>"):
-                end = re.compile(rf"</{name}(?=[\s/>])|\Z", re.IGNORECASE).search(source, place)
-                assert end is not None
-                if end.start() > place:
+            kind = _kind(match[0], name, is_xml)
+            has_slash = match[0].endswith("/>")
+            if has_slash and (kind == "kept" or name in _RAW) and ends.of(name, place) < 0:
+                kind = "empty"  # as its author means it
+            yield match.start(), kind, name
+            if name in _RAW and kind != "empty":
+                end = ends.of(name, place)
+                end = len(source) if end < 0 else end
+                if end > place:
                     yield place, "text", ""
-                    place = end.start()
+                    place = end
     if place < len(source):
         yield place, "text", ""
 
 
-def _kind(tag: str, name: str) -> str:
-    """The kind of a start tag: `empty` has no end tag, `kept` begins text that stays as it is."""
-    if tag.endswith("/>") or name in _VOID:
+class _Ends:
+    """The places of end tags; no part of a page is searched twice for a name."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._found: dict[str, int] = {}
+
+    def of(self, name: str, place: int) -> int:
+        """The first end tag of a name from a place; -1: there is none."""
+        known = self._found.get(name)
+        if known is None or 0 <= known < place:
+            end = re.compile(rf"</{re.escape(name)}(?=[\s/>])", re.IGNORECASE)
+            match = end.search(self._source, place)
+            self._found[name] = match.start() if match else -1
+        return self._found[name]
+
+
+class _Attribute(NamedTuple):
+    """An attribute of a tag.
+
+    Attributes:
+        name: in lower case.
+        value: without quotes.
+        start: of the value, in the tag.
+    """
+
+    name: str
+    value: str
+    start: int
+
+
+def _attributes(tag: str) -> Iterator[_Attribute]:
+    """The attributes of a start tag that have values."""
+    if "=" not in tag:
+        return
+    name = re.match(r"<[^\s/>]*", tag)
+    assert name is not None
+    for match in _ATTRIBUTE.finditer(tag, name.end()):
+        if (value := match["value"]) is not None:
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            inner = value[1:-1] if is_quoted else value
+            yield _Attribute(match["name"].lower(), inner, match.start("value") + is_quoted)
+
+
+def _kind(tag: str, name: str, is_xml: bool) -> str:
+    """The kind of a start tag: `empty` has no end tag, `kept` begins text that stays as it is.
+
+    In HTML a slash at the end of a tag has no meaning, but in SVG and MathML.
+    """
+    attributes = [*_attributes(tag)]
+    if name in _VOID:
         return "empty"
-    is_kept = name in _KEPT or _KEEPS.search(tag) is not None
+    if tag.endswith("/>") and (is_xml or name in _FOREIGN):
+        last = attributes[-1] if attributes else None  # whose value, without quotes, may have it
+        if last is None or last.start + len(last.value) < len(tag) - 1:
+            return "empty"
+    is_kept = name in _KEPT or any(
+        (one.name == "translate" and one.value.lower() == "no")
+        or (one.name == "class" and "notranslate" in one.value.split())
+        for one in attributes
+    )
     return "kept" if is_kept else "start"
 
 
@@ -188,6 +254,7 @@ class _Runs:
         self._start = 0
         self._pieces: list[InlinePiece] = []
         self._sizes: list[int] = []
+        self._left_open: Counter[str] = Counter()  # tags without an end, by name
         self._num_lined = 0  # elements around, whose line breaks are shown
 
     def add(self, place: int, kind: str, name: str, raw: str) -> None:
@@ -218,7 +285,8 @@ class _Runs:
     def end(self, place: int) -> None:
         """End a run; the next one begins at a place."""
         if self._pieces:
-            self.runs.append((self._pieces, self._start, self._sizes))
+            pieces, sizes = with_other_halves(self._pieces, self._sizes, self._left_open)
+            self.runs.append((pieces, self._start, sizes))
         self._pieces, self._sizes, self._start = [], [], place
 
     def _append(self, piece: InlinePiece, raw: str) -> None:
