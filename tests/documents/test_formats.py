@@ -568,6 +568,16 @@ def test_slashes_and_missing_ends_in_html_are_read_as_browsers_do(
     ("tag", "languages", "expected"),
     [
         ("<html/lang=en>", ("en", "de"), "<html/lang=de>"),
+        ('<html lang="en">', ("en", "ar"), '<html lang="ar" dir="rtl">'),
+        ("<html lang=en-US id=a>", (None, "fa_IR"), '<html lang=fa-IR dir="rtl" id=a>'),
+        ("<html dir=LTR lang='en'>", ("en", "he"), "<html dir=rtl lang='he'>"),
+        ('<html lang="en" dir="auto">', ("en", "ur"), '<html lang="ur" dir="auto">'),
+        ('<html dir="rtl" lang="ar">', ("ar", "en"), '<html dir="ltr" lang="en">'),
+        ('<html dir="rtl" lang="ar">', ("ar", "he"), '<html dir="rtl" lang="he">'),
+        ('<html lang="ar">', ("ar", "fa"), '<html lang="fa">'),
+        ('<html dir="rtl" lang="az-Arab">', ("az", "az-Latn"), '<html dir="ltr" lang="az-Latn">'),
+        ('<html dir="ltr" lang="fr">', ("en", "ar"), '<html dir="ltr" lang="fr">'),
+        ("<html>", ("en", "ar"), "<html>"),
         ("<html title='a lang=en' lang=en>", ("en", "de"), "<html title='a lang=en' lang=de>"),
         ('<html lang="en">', ("en", "de"), '<html lang="de">'),
         (
@@ -581,7 +591,7 @@ def test_slashes_and_missing_ends_in_html_are_read_as_browsers_do(
         ("<html>", ("en", "de"), "<html>"),
     ],
 )
-def test_a_translated_page_names_its_language(
+def test_a_translated_page_names_its_language_and_direction(
     tag: str, languages: tuple[str | None, str | None], expected: str
 ) -> None:
     page = f"{tag}<p lang='en'>Hello <i lang='en'>you</i></p></html>"

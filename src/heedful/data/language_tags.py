@@ -25,6 +25,7 @@ NAMES = {
     "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek", "vi": "Vietnamese",
     "zh": "Chinese",
 }  # fmt: skip
+_RIGHT_TO_LEFT = {"Adlm", "Arab", "Hebr", "Mand", "Nkoo", "Rohg", "Samr", "Syrc", "Thaa"}
 
 
 @cache
@@ -58,6 +59,11 @@ def with_script(tag: str) -> str:
     except LanguageTagError:
         return standard_tag(tag)
     return f"{likely.language}-{likely.script}"
+
+
+def is_right_to_left(tag: str) -> bool:
+    """True for a language whose script, or usual one, is written from right to left."""
+    return with_script(tag).rpartition("-")[2] in _RIGHT_TO_LEFT
 
 
 @cache

@@ -7,7 +7,7 @@ from html import escape, unescape
 from typing import NamedTuple
 
 from heedful.data.inline import InlinePiece
-from heedful.data.language_tags import is_same_language, standard_tag
+from heedful.data.language_tags import is_right_to_left, is_same_language, standard_tag
 from heedful.documents.spans import SpanDocument
 from heedful.documents.unclosed_tags import with_other_halves
 from heedful.errors import UserError
@@ -61,7 +61,8 @@ _BLANKS = re.compile(r"[ \t\n\r\f]+")
 
 
 class HtmlDocument(SpanDocument):
-    """A page. Attributes but its language, comments, scripts, styles and code are kept."""
+    """A page. Attributes but its language and direction are kept, and comments, scripts, styles and
+    code."""
 
     _errors = "xmlcharrefreplace"
 
@@ -97,21 +98,38 @@ class HtmlDocument(SpanDocument):
             self._add_pieces(pieces, start, sizes)
 
     def _language_edits(self) -> list[tuple[int, int, str]]:
-        """The language of the page, if it is the source's, becomes the target's."""
+        """The language of the page, if it is the source's, becomes the target's; likewise the
+        direction in which it is written, where they differ in that."""
         source, target = self.languages
         if self._root is None or target is None:
             return []
-        start, end = self._root
-        return [
-            (start + found.start, start + found.start + len(found.value), standard_tag(target))
-            for found in _attributes(self.text[start:end])
-            if found.name in ("lang", "xml:lang")
-            and found.value
-            and (source is None or is_same_language(found.value, source))
+        first, end = self._root
+        attributes = [*_attributes(self.text[first:end])]
+        own = [
+            one
+            for one in attributes
+            if one.name in ("lang", "xml:lang")
+            and one.value
+            and (source is None or is_same_language(one.value, source))
         ]
+        if not own:
+            return []
+        edits = [(one.start, one.start + len(one.value), standard_tag(target)) for one in own]
+        before, after = map(_direction, (own[0].value, target))
+        known = next((one for one in attributes if one.name == "dir"), None)
+        if known is not None and before != after and known.value.lower() == before:
+            edits.append((known.start, known.start + len(known.value), after))
+        elif known is None and before != after == "rtl":
+            edits.append((own[0].end, own[0].end, ' dir="rtl"'))
+        return [(first + start, first + stop, new) for start, stop, new in edits]
 
     def _written(self, text: str) -> str:
         return escape(text, quote=False)
+
+
+def _direction(language: str) -> str:
+    """The value of `dir` for a language."""
+    return "rtl" if is_right_to_left(language) else "ltr"
 
 
 def _declared(data: bytes) -> str | None:
@@ -199,11 +217,13 @@ class _Attribute(NamedTuple):
         name: in lower case.
         value: without quotes.
         start: of the value, in the tag.
+        end: of the value and its quotes.
     """
 
     name: str
     value: str
     start: int
+    end: int
 
 
 def _attributes(tag: str) -> Iterator[_Attribute]:
@@ -216,7 +236,8 @@ def _attributes(tag: str) -> Iterator[_Attribute]:
         if (value := match["value"]) is not None:
             is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
             inner = value[1:-1] if is_quoted else value
-            yield _Attribute(match["name"].lower(), inner, match.start("value") + is_quoted)
+            start = match.start("value") + is_quoted
+            yield _Attribute(match["name"].lower(), inner, start, match.end())
 
 
 def _kind(tag: str, name: str, is_xml: bool) -> str:
