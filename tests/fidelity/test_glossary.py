@@ -30,6 +30,7 @@ def glossary() -> Glossary:
     [
         ("A text, TEXT and Text.", ["text", "TEXT", "Text"]),
         ("context texts text_1", []),
+        ("_Text, a _text document, &text, ~Text", ["Text", "text document", "text", "Text"]),
         ("Text  documents of text documents.", ["Text  documents", "text documents"]),
         ("text-document", ["text"]),
         ("it IT It", ["IT"]),
@@ -54,6 +55,7 @@ def test_terms_are_whole_words_the_longest_first(
     ("output", "missing"),
     [
         ("Der Text und das Textdokument", []),
+        ("_Text und das _Textdokument", []),
         ("der text: Textdokumente", []),  # `Text` is exact
         ("Kontext, Textdokumente", ["text"]),
         ("Textdokumentation", ["text", "text document"]),

@@ -16,9 +16,10 @@ from heedful.errors import UserError, format_names
 from heedful.fidelity.pieces import find_pieces
 
 _SEPARATOR = "|"
-# Words; a character of a script without spaces is a word of its own.
+# Words; a character of a script without spaces is a word of its own, and so is an underscore before
+# a word, which marks its letter (an accelerator).
 _OF_OWN = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_OF_OWN}]|[^\W{_OF_OWN}]+|\S")
+_WORD = re.compile(rf"(?<!\w)_(?=[^\W_])|[{_OF_OWN}]|[^\W{_OF_OWN}]+|\S")
 
 
 @dataclass(frozen=True)

@@ -322,12 +322,11 @@ async def translation_job(
     """The work of a request, and the number of its source tokens."""
     model: Translator = served.model
     unit = body.alignments
-    options: dict[str, Any] = {"scores": body.scores or body.quality}
-    options["num_return"] = 1 + body.alternatives
+    count = 1 + body.alternatives
+    options: dict[str, Any] = {"scores": body.scores or body.quality, "num_return": count}
     if body.alternatives:
         default = model.metadata.options.get("beam_size", model.default_options["beam_size"])
-        options["beam_size"] = max(default, 1 + body.alternatives)
-
+        options["beam_size"] = max(default, count)
     languages = language_options(model, body)
     options |= options_for_ids(model, languages)
 
