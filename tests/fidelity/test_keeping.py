@@ -450,6 +450,8 @@ def test_terms_of_a_glossary(
         UserError, match=r"terms.tsv, line 1: .* cannot write 'Seite 漢'.* no other"
     ):
         model.translate("a", glossary=path)
+    with pytest.raises(UserError, match=r"line 1: its translation has the banned text 'uf'"):
+        model.translate("a", glossary={"a": "auf"}, banned=["x", "uf"])
     with pytest.raises(UserError, match="with a glossary outputs are complete before"):
         next(model.stream("a", keep=False, glossary={"a": "a"}))
     monkeypatch.setattr(model, "metadata", replace(model.metadata, keep=None))

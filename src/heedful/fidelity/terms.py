@@ -152,6 +152,10 @@ class Glossary:
                 left_out.append(term)
         return Glossary(terms, self.name, left_out)
 
+    def first_with(self, text: str) -> Term | None:
+        """The first term that has a text in one of its translations; None: there is none."""
+        return next((term for term in self.terms if any(text in t for t in term.targets)), None)
+
     def left_out_note(self) -> str:
         """Which terms are left out; "" for none."""
         if not self.left_out:

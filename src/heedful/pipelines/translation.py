@@ -103,7 +103,8 @@ class Translator(Generator):
         A note names the terms of a new glossary that are left out.
 
         Raises:
-            UserError: also for a glossary that is wrong, or of which nothing can be written.
+            UserError: also for a glossary that is wrong, of which nothing can be written, or with a
+                translation that is banned.
         """
         if (given := keywords.get("glossary")) is not None:
             from heedful.pipelines.keeping import glossary_for
@@ -111,7 +112,13 @@ class Translator(Generator):
             keywords["glossary"] = glossary = glossary_for(self, keywords)
             if glossary is not given and glossary.left_out:
                 self.note_once(glossary.left_out_note())
-        return super().options(**keywords)
+        options = super().options(**keywords)
+        if options.glossary is not None:
+            for text in options.banned or ():
+                if isinstance(text, str) and (term := options.glossary.first_with(text)):
+                    problem = f"its translation has the banned text {text!r}"
+                    raise options.glossary.error(term, f"{problem}; leave one of them out")
+        return options
 
     def prompt_ids(self, prompts: Texts, options: Options | None = None) -> list[list[int]]:
         """Ids of each source with EOS; empty for a blank text; lists of ids are unchanged."""
