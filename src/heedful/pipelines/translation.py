@@ -161,7 +161,7 @@ class Translator(Generator):
         return super().stream_with(prompt, options)
 
     def sources(self, prompts: Sequence[Any], options: Options) -> Sequence[Any]:
-        """The prompts; texts whose pieces or terms are kept as `Source`s, which find them once."""
+        """The prompts; a text that has pieces or terms to keep as a `Source`, made once."""
         if not self._keeps(options) and options.glossary is None:
             return prompts
         from heedful.pipelines.keeping import Source
