@@ -128,7 +128,7 @@ def main() -> None:
     rounds = max(1, round(arguments.minutes / ROUND_MINUTES))
     seconds = 0.5 if arguments.quick else 60 * arguments.minutes / (2 * rounds)
     rounds = 1 if arguments.quick else rounds
-    long_tokens = 200 if arguments.quick else LONG_TOKENS
+    long_tokens = 2 * NEW_TOKENS if arguments.quick else LONG_TOKENS
     results = asyncio.run(measure(seconds, rounds, long_tokens))
     short = results["short"]
     names = ["requests", "p50 ms", "p99 ms", "longest ms"]
