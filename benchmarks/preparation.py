@@ -343,7 +343,7 @@ def progress_at_half(cache: Path, name: str) -> Any:
 
     def half() -> float:
         try:
-            return max(1, len(json.loads(path.read_text())["chunks"]["num_rows"]) // 2)
+            return max(1, len(json.loads(path.read_text())["chunks"]) // 2)
         except FileNotFoundError:
             return float("inf")
 

@@ -295,8 +295,10 @@ def decoder(data: Path, texts: Path) -> Family:
 
 def encoder(data: Path, texts: Path) -> Family:
     """Masked words, then the sentiment of film reviews."""
-    sst2 = data / "sst2"
-    files = [sst2 / "train.tsv", data / "tatoeba" / "train.en.gz"]
+    sst2, reviews = data / "sst2", texts / "reviews.en"
+    rows = (sst2 / "train.tsv").read_text(encoding="utf-8").splitlines()
+    reviews.write_text("".join(f"{row.split(chr(9))[0]}\n" for row in rows), encoding="utf-8")
+    files = [reviews, data / "tatoeba" / "train.en.gz"]
     base = [f"data.train.text=[{','.join(map(str, files))}]", "tokenizer.vocab_size=6000"]
     base += ["training.max_steps=2000", "training.evaluate_every=500"]
     adapted = [f"data.train.file={sst2 / 'train.tsv'}", f"data.test.file={sst2 / 'dev.tsv'}"]

@@ -665,7 +665,7 @@ def short_rhyme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     recipe.parent.mkdir()
     (recipe.parent / "rhyme.txt").write_bytes((RECIPES / "rhyme.txt").read_bytes())
     changes = ["training.max_steps=4", "training.evaluate_every=2", "objective.sample_tokens=5"]
-    recipe.write_text(load_recipe("rhyme", changes).to_yaml(), encoding="utf-8")
+    recipe.write_text(load_recipe("rhyme", read_settings(changes)).to_yaml(), encoding="utf-8")
     monkeypatch.setattr("heedful.recipe_files.RECIPES", recipe.parent)
     return recipe
 
