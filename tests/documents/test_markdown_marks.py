@@ -1,11 +1,14 @@
 """Marks, code and links of Markdown mean the same around a translation."""
 
 import re
+from random import Random
 
 import pytest
 from markdown_it import MarkdownIt
 
 from document_samples import as_text, translated
+from heedful.data.inline import InlinePiece
+from heedful.documents.emphasis import with_emphasis
 from heedful.documents.markdown import MarkdownDocument
 
 
@@ -85,6 +88,61 @@ def test_marks_that_would_be_one_become_elements() -> None:
     [span] = document._spans
     out = document._rendered(span, "a <g1>b</g1><g2>c</g2> d")
     assert rendered(out) == "<p>a <em>b</em><strong>c</strong> d</p>"
+
+
+ELEMENTS = {"*": "em", "_": "em", "**": "strong", "__": "strong", "***": "em strong", "~~": "s"}
+
+
+def nested(random: Random, depth: int) -> list[InlinePiece]:
+    """Texts and pairs of marks, with and without blanks and signs between them."""
+    pieces: list[InlinePiece] = []
+    for _ in range(random.randint(1, 3)):
+        if depth and random.random() < 0.5:
+            mark = random.choice(list(ELEMENTS))
+            inside = nested(random, depth - 1)
+            pieces += [InlinePiece("open", mark, mark), *inside, InlinePiece("close", mark, mark)]
+        else:
+            text = random.choice(["a", "b c", "x,", "d ", " e", "。f", "g。"])
+            pieces.append(InlinePiece("text", text))
+    return pieces
+
+
+def elements_of(html: str) -> list[tuple[str, list[str]]]:
+    """Each character that is not blank, with the elements around it."""
+    found: list[tuple[str, list[str]]] = []
+    around: list[str] = []
+    for tag, character in re.findall(r"<(/?\w+)>|(\S)", html.replace("del>", "s>")):
+        if character:
+            found.append((character, sorted(around)))
+        elif tag.startswith("/"):
+            around.remove(tag[1:])
+        else:
+            around.append(tag)
+    return found
+
+
+@pytest.mark.parametrize("outer", ["", "*", "**", "_", "__", "***", "~~", "**_"])
+def test_emphasis_that_touches_is_read_as_it_was_meant(outer: str) -> None:
+    render = MarkdownIt("commonmark").enable("strikethrough").renderInline
+    marks = re.findall(r"\*+|_+|~+", outer)
+    random = Random(5)
+    for _ in range(300):
+        pieces = nested(random, 2)
+        for index, strip in ((0, str.lstrip), (-1, str.rstrip)) if outer else ():
+            pieces[index] = pieces[index]._replace(raw=strip(pieces[index].raw))
+        written = outer + "".join(with_emphasis(pieces, outer, outer[::-1])) + outer[::-1]
+        meant = "".join(
+            f"<{'/' * (piece.kind == 'close')}{name}>" if piece.kind != "text" else name
+            for piece in (
+                *(InlinePiece("open", mark, mark) for mark in marks),
+                *pieces,
+                *(InlinePiece("close", mark, mark) for mark in reversed(marks)),
+            )
+            for name in (
+                [piece.raw] if piece.kind == "text" else sorted(ELEMENTS[piece.raw].split())
+            )
+        )
+        assert elements_of(render(written)) == elements_of(meant), written
 
 
 def first_code(text: str) -> str:

@@ -3,8 +3,10 @@
 Source: CommonMark, section 6.2 ("left-flanking delimiter run").
 """
 
+import functools
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from heedful.data.inline import InlinePiece
 
@@ -13,35 +15,54 @@ _ELEMENTS = {
     "_": ("<em>", "</em>"),
     "**": ("<strong>", "</strong>"),
     "__": ("<strong>", "</strong>"),
-    "***": ("<strong><em>", "</em></strong>"),
-    "___": ("<strong><em>", "</em></strong>"),
+    "***": ("<em><strong>", "</strong></em>"),
+    "___": ("<em><strong>", "</strong></em>"),
     "~~": ("<del>", "</del>"),
 }
 MARKS = frozenset(_ELEMENTS)
 
 
 def with_emphasis(pieces: Sequence[InlinePiece], before: str, behind: str) -> list[str]:
-    """The texts of pieces, with tags of HTML in place of marks that would be read as text.
+    """The texts of pieces, with other marks or tags of HTML for marks that would be read otherwise.
 
     Within a word, such as one of a language without blanks, `*` is read and `_` is not; neither is
-    between a letter and a sign.
+    between a letter and a sign, and marks that touch may be read together.
 
     Args:
-        before, behind: the characters around the pieces; "" at the edge of the file.
+        before, behind: the marks around the pieces, with another character each; "" at the edge of
+            the file.
     """
-    raws = [piece.raw for piece in pieces]
-    kinds = [piece.kind for piece in pieces]
-    for first, last in _pairs(pieces):
-        mark = raws[first]
-        for form in dict.fromkeys((mark, mark.replace("_", "*"))):
-            raws[first] = raws[last] = form
-            if _is_read(raws, kinds, first, before, behind) and _is_read(
-                raws, kinds, last, before, behind
-            ):
-                break
-        else:
+    outer = _outer_marks(before, behind)
+    size = sum(map(len, outer))
+    whole = [
+        InlinePiece("text", before[: len(before) - size]),
+        *(InlinePiece("open", mark, mark) for mark in outer),
+        *pieces,
+        *(InlinePiece("close", mark, mark) for mark in reversed(outer)),
+        InlinePiece("text", behind[size:]),
+    ]
+    raws = [piece.raw for piece in whole]
+    outside = len(outer) + 1  # pieces on each side that are not changed
+    pairs = list(_pairs(whole))
+    if not _is_read(raws, pairs):
+        inner = [(first, last, raws[first]) for first, last in pairs if first >= outside]
+        for first, last, mark in inner:
             raws[first], raws[last] = _ELEMENTS[mark]
-    return raws
+        for first, last, mark in inner:
+            for form in dict.fromkeys((mark, mark.replace("_", "*"), mark.replace("*", "_"))):
+                raws[first] = raws[last] = form
+                if _is_read(raws, pairs):
+                    break
+            else:
+                raws[first], raws[last] = _ELEMENTS[mark]
+    return raws[outside : len(raws) - outside]
+
+
+def _outer_marks(before: str, behind: str) -> list[str]:
+    """The marks of pairs around a text, from outside; empty if others are before than behind."""
+    opened = [match[0] for match in re.finditer(r"([*_~])\1*", before)]
+    closed = [match[0] for match in re.finditer(r"([*_~])\1*", behind)]
+    return opened if opened == closed[::-1] and MARKS.issuperset(opened) else []
 
 
 def _pairs(pieces: Sequence[InlinePiece]) -> Iterator[tuple[int, int]]:
@@ -56,40 +77,46 @@ def _pairs(pieces: Sequence[InlinePiece]) -> Iterator[tuple[int, int]]:
             yield opened[piece.raw].pop(), index
 
 
-def _is_read(
-    raws: Sequence[str], kinds: Sequence[str], index: int, before: str, behind: str
-) -> bool:
-    """True for a mark that opens or closes emphasis where it stands."""
-    sign, kind = raws[index][0], kinds[index]
+def _is_read(raws: Sequence[str], pairs: Sequence[tuple[int, int]]) -> bool:
+    """True if a parser reads each pair that is written as marks, and no other emphasis.
 
-    def is_mark(place: int) -> bool:
-        """True for a mark of the same sign."""
-        return kinds[place] != "text" and raws[place] in MARKS and raws[place][0] == sign
-
-    around: list[str] = []
-    for step, edge in ((-1, before), (1, behind)):
-        place = index + step
-        # Marks of the same kind beside it, as in `***`, are read together.
-        while 0 <= place < len(raws) and (
-            not raws[place] or (kinds[place] == kind and is_mark(place))
-        ):
-            place += step
-        is_inside = 0 <= place < len(raws)
-        if is_inside and is_mark(place):
-            return False  # both would be one
-        around.append((raws[place] if is_inside else edge)[-1 if step < 0 else 0 :][:1])
-    left, right = around
-    opens = not _is_blank(right) and (not _is_sign(right) or _is_blank(left) or _is_sign(left))
-    closes = not _is_blank(left) and (not _is_sign(left) or _is_blank(right) or _is_sign(right))
-    if kind == "open":
-        return opens and (sign != "_" or not closes or _is_sign(left))
-    return closes and (sign != "_" or not opens or _is_sign(right))
+    Of the characters around the marks only the classes matter. Symbols are signs since version 0.31
+    of CommonMark, and were letters before: the pairs are read in both cases.
+    """
+    elements = {
+        index: _ELEMENTS[raws[index]][side]
+        for pair in pairs
+        for side, index in enumerate(pair)
+        if raws[index] in MARKS
+    }
+    if not elements:
+        return True
+    for symbol in ".a":
+        written = meant = ""
+        for index, raw in enumerate(raws):
+            written += raw if index in elements else _classes(raw, symbol)
+            meant += elements.get(index, _classes(raw, symbol))
+        if _parser()(written).strip() != meant.strip():
+            return False
+    return True
 
 
-def _is_blank(character: str) -> bool:
-    return not character or character.isspace()
+def _classes(text: str, symbol: str) -> str:
+    """A text with a blank, a letter or a sign that has no meaning in place of each character."""
+
+    def class_of(character: str) -> str:
+        category = unicodedata.category(character)[0]
+        if character.isspace():
+            return " "
+        return {"P": ".", "S": "." if character.isascii() else symbol}.get(category, "a")
+
+    return "".join(map(class_of, text))
 
 
-def _is_sign(character: str) -> bool:
-    """True for punctuation and symbols."""
-    return bool(character) and unicodedata.category(character)[0] in "PS"
+@functools.cache
+def _parser() -> Callable[[str], str]:
+    """A function from inline Markdown to HTML."""
+    from markdown_it import MarkdownIt
+
+    render = MarkdownIt("commonmark").enable("strikethrough").renderInline
+    return lambda text: str(render(text)).replace("<s>", "<del>").replace("</s>", "</del>")

@@ -40,6 +40,9 @@ _CODE = re.compile(
     re.DOTALL,
 )
 _MARK_END = re.compile(r"(?<![\s*])\*{1,3}|(?<![\s_])_{1,3}|(?<![\s~])~~")
+# Marks around a text, with the character behind them.
+_LAST_MARKS, _FIRST_MARKS = re.compile(r"[^*_~]?[*_~]*\Z"), re.compile(r"\A[*_~]*[^*_~]?")
+_EDGE = 12  # characters around a text that are read for its marks
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
 # What would begin a block other than a paragraph.
 _BLOCK_START = re.compile(
@@ -157,8 +160,8 @@ class MarkdownDocument(SpanDocument):
 
     def _joined(self, pieces: Sequence[InlinePiece], span: Span) -> str:
         """The pieces together; code beside code has a blank between, or both would be one."""
-        before = self.text[max(0, span.start - 1) : span.start]
-        behind = self.text[span.end : span.end + 1]
+        before = _found(_LAST_MARKS, self.text[max(0, span.start - _EDGE) : span.start])
+        behind = _found(_FIRST_MARKS, self.text[span.end : span.end + _EDGE])
         joined = [before]
         for part in [*with_emphasis(_without_edge_breaks(pieces), before, behind), behind]:
             is_code = part.startswith("`") and joined[-1].endswith("`")
@@ -168,6 +171,12 @@ class MarkdownDocument(SpanDocument):
 
     def _written(self, text: str) -> str:
         return re.sub(r"([\\`*_\[\]<])", _escaped, text.replace("\n", " "))
+
+
+def _found(pattern: "re.Pattern[str]", text: str) -> str:
+    """The first text that a pattern matches."""
+    match = pattern.search(text)
+    return match[0] if match else ""
 
 
 def _escaped(match: "re.Match[str]") -> str:
