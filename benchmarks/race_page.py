@@ -150,7 +150,9 @@ def race_sections(records: Sequence[Record], texts: Sequence[str] = ()) -> list[
     first, task = records[0], task_of(records[0])
     ours = next((record for record in records if record["system"] == OURS), None)
     rows = [summary(record, ours) for record in records]
-    header = ["", *task.metrics.values(), "best after", "heedful has that after", "steps"]
+    header = ["", *task.metrics.values()]
+    header += [f"{task.metrics[task.metric]} after {first['minutes'] / 4:g} min"] * is_long(first)
+    header += ["best after", "heedful has that after", "steps"]
     header += [task.rate, "peak memory", *[task.speed] * bool(task.speed)]
     header += ["lines of configuration", "commands"]
     sections = [f"## {heading(first)}", *texts, table(header, rows)]
@@ -174,6 +176,11 @@ def heading(record: Record) -> str:
     return f"{task_of(record).title}: {record['minutes']:g} minutes, {cores}"
 
 
+def is_long(record: Record) -> bool:
+    """True for a race of an hour or more: its page has a score of the first quarter too."""
+    return bool(record["minutes"] >= 60)
+
+
 def summary(record: Record, ours: Record | None) -> list[object]:
     """The row of a system."""
     task, scores, points = task_of(record), final(record), curve(record)
@@ -182,9 +189,12 @@ def summary(record: Record, ours: Record | None) -> list[object]:
     overtaken = None if ours is None or best is None else minutes_to(ours, best)
     rate, speed = record["tokens_per_second"], record.get("sentences_per_second")
     speeds = [DASH if speed is None else f"{speed:.1f}"] if task.speed else []
+    early = [score for minutes, score in points if minutes <= record["minutes"] / 4][-1:]
+    quarter = f"{early[0]:.{task.digits}f}" if early else DASH
     return [
         record["system"],
         *(f"{scores[metric]:.{task.digits}f}" if scores else DASH for metric in task.metrics),
+        *[quarter] * is_long(record),
         DASH if reached is None else f"{reached:.1f} min",
         DASH if record["system"] == OURS or overtaken is None else f"{overtaken:.1f} min",
         f"{record['steps']:,}",

@@ -248,6 +248,17 @@ def test_the_page_has_the_selected_models_and_when_heedful_was_there(tmp_path: P
     assert "* joeynmt: python 3.11; documented; `python train`" in page
 
 
+def test_a_long_race_has_the_score_of_its_first_quarter() -> None:
+    import race_page
+
+    points = {600.0: 20.0, 1700.0: 25.0, 1900.0: 26.0, 7000.0: 30.0}
+    records = [record("heedful", points, minutes=120.0), record("eole", {}, minutes=120.0)]
+    page = "\n".join(race_page.race_sections(records))
+    assert "|  | BLEU | chrF | BLEU after 30 min | best after |" in page
+    assert "| heedful | 30.0 | 60.0 | 25.0 | 116.7 min | – |" in page
+    assert "| eole | – | – | – | – | – |" in page
+
+
 def test_a_loss_is_the_better_the_lower_it_is() -> None:
     import race_page
 
