@@ -28,18 +28,27 @@ _NULLABLE = {key.name for key in keys_of(Recipe) if NoneType in get_args(key.fie
 
 
 class _Yaml12(yaml.SafeLoader):
-    """YAML 1.2: only true and false are booleans, and a date is text."""
+    """YAML 1.2: only true and false are booleans; 010 (an octal number in YAML 1.1), 1:30 (one of
+    base 60) and a date are text."""
 
 
+_TYPES = {  # of plain scalars, by the pattern of a whole one and its first characters
+    "bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": ("[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)", "-+0123456789"),
+    "float": (
+        r"[-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+}
 _Yaml12.yaml_implicit_resolvers = {
-    letter: [
-        (tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))
-    ]
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Yaml12.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
-)
+for _type, (_pattern, _letters) in _TYPES.items():
+    _Yaml12.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_type}", re.compile(rf"({_pattern})\Z"), list(_letters)
+    )
 
 
 def load_recipe(
@@ -249,7 +258,8 @@ def read_settings(
 ) -> dict[str, Any]:
     """The values of `KEY=VALUE` by key, of a key that is repeated the last one.
 
-    A value is YAML, or else text. Raises UserError with the example where a setting is malformed.
+    A value is YAML, or else text; in text # begins no comment. Raises UserError with the example
+    where a setting is malformed.
     """
     values: dict[str, Any] = {}
     for setting in settings:
@@ -260,7 +270,9 @@ def read_settings(
             raise UserError(f"overrides: {setting}: not UTF-8; convert it")
         values.pop(key, None)  # its place is that of the last one
         try:  # - is a list with an empty item in YAML
-            values[key] = text if text == "-" else parse_yaml(text, "overrides") if text else None
+            value = text if text == "-" else parse_yaml(text, "overrides") if text else None
         except UserError:
-            values[key] = text
+            value = text
+        is_plain = (value is None or isinstance(value, str)) and text.strip()[:1] not in ("'", '"')
+        values[key] = text if is_plain and "#" in text else value
     return values

@@ -21,7 +21,13 @@ from heedful.config.keys import flatten, keys_of, type_name
 from heedful.errors import UserError
 from heedful.plugins import nearest
 from heedful.recipe_changes import changed_keys
-from heedful.recipe_files import RECIPES, load_recipe, read_settings, shipped_recipes
+from heedful.recipe_files import (
+    RECIPES,
+    load_recipe,
+    parse_yaml,
+    read_settings,
+    shipped_recipes,
+)
 from heedful.tasks.language_modeling import WindowSettings
 from heedful.tasks.masked_lm import Masking
 from heedful.tasks.noise import BartNoise, T5Noise
@@ -218,6 +224,27 @@ def overridden(name: str, *settings: str) -> Recipe:
 
 
 # --- overrides ------------------------------------------------------------------------------
+
+
+def test_numbers_and_booleans_are_those_of_yaml_1_2():
+    """In YAML 1.1 the first two are the numbers 8 and 90; the others begin as a boolean does."""
+    for text in ("010", "1:30", "true_pairs.tsv", "False friends", "2026-01-02"):
+        assert parse_yaml(f"key: {text}", "a file") == {"key": text}
+    numbers = {"-3": -3, "1_000": 1000, "0x1f": 31, "0": 0, "1.5": 1.5, "1.0e-05": 1e-5, ".5": 0.5}
+    for text, number in numbers.items():
+        assert parse_yaml(text, "a file") == number
+    assert overridden("rhyme", "training.seed=010").training.seed == 10
+
+
+def test_a_recipe_with_a_name_that_begins_as_a_boolean_is_written_and_read(tmp_path):
+    recipe = overridden("rhyme", "data.train.text=true_pairs.txt")
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    assert load_recipe(tmp_path / "recipe.yaml").data.train.text == "true_pairs.txt"
+
+
+def test_the_text_of_a_setting_has_no_comments():
+    settings = ["a=my file #2.txt", "b=#1.tsv", "c='x # y'", "d=[1, 2] # two", "e=5 # five"]
+    assert [*read_settings(settings).values()] == ["my file #2.txt", "#1.tsv", "x # y", [1, 2], 5]
 
 
 def test_overrides_are_read_as_yaml():
