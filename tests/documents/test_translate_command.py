@@ -9,7 +9,7 @@ import polib
 import pytest
 
 from backend_models import model_of
-from commands import Outcome, assert_refused, tree
+from commands import GONE, Outcome, assert_refused, tree
 from document_samples import DOCX_RUNS, HTML, PO, SRT, make_docx
 from heedful import load
 from heedful.cli.documents import DocumentFlags, translate_documents
@@ -233,6 +233,19 @@ def test_a_review_has_what_has_no_translation_and_pieces_that_differ(tmp_path: P
     assert output("").quality == 0
 
 
+def test_a_closed_pipe_is_no_error_for_a_document_larger_than_a_buffer(
+    commands: Any, model: Path, tmp_path: Path
+) -> None:
+    html = f"<p>cat</p><!--{'x' * 2_000_000}-->"
+    (tmp_path / "a.html").write_text(html, encoding="utf-8")
+    words = ("translate", model, "-i", tmp_path / "a.html", *SHORT)
+    ended = commands.run(*words, stdout=GONE)
+    assert ended.code == 0
+    assert "Broken pipe" not in ended.err
+    full = commands.run(*words, stdout="/dev/full")
+    assert_refused(full, "cannot write to stdout: No space left")
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -251,7 +264,12 @@ def test_a_review_has_what_has_no_translation_and_pieces_that_differ(tmp_path: P
         (("text", "--memory", "a.tmx"), "--memory is for documents"),
         (("text", "--only-empty"), "--only-empty is for documents"),
         (("text", "--quality"), "for lines there is --review"),
-        (("-i", "a.srt", "--review", "a.srt"), "--review a.srt is the input or the output"),
+        (("-i", "a.srt", "--review", "a.srt"), "--review a.srt is the input, the output or"),
+        (("-i", "lines", "--alignments", "lines"), "lines is read and cannot be written too"),
+        (("text", "--alignments", "x", "-o", "x"), "--alignments and --output are both x"),
+        (("text", "--alignments", "x", "--review", "x"), "--review and --alignments are both x"),
+        (("text", "--glossary", "a.tsv", "-o", "a.tsv"), "a.tsv is read and cannot be written"),
+        (("-i", "a.srt", "--memory", "a.tsv", "--review", "a.tsv"), "is the input, the output or"),
         (("text", "--glossary", "none.tsv"), "cannot read none.tsv"),
         (("text", "--glossary", "a.srt"), "a.srt, line 1: a glossary has 2 columns"),
     ],
@@ -264,6 +282,8 @@ def test_wrong_uses_are_one_line(
     problem: str,
 ) -> None:
     (tmp_path / "a.srt").write_text(SRT)
+    (tmp_path / "lines").write_text("cat\n")
+    (tmp_path / "a.tsv").write_text("cat\tKatze\n")
     (tmp_path / "b.srt").write_text("no folder")
     (tmp_path / "broken.xlf").write_text("<xliff>")
     before = tree(tmp_path)

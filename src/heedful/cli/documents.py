@@ -1,7 +1,6 @@
 """`heedful translate -i app.po`: documents in, the same documents with translations out."""
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 
 from heedful.cli.guard import error_text, one_line, print_traceback
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import InputOutput, bars_on_stderr
+from heedful.cli.lines import InputOutput, bars_on_stderr, show_bytes
 from heedful.cli.review import ReviewTable
 from heedful.cli.shared import note
 from heedful.errors import UserError, format_names
@@ -77,7 +76,7 @@ class DocumentFlags:
         """The table of `--review`; None: it is not wanted."""
         if self.review is None:
             return None
-        return ReviewTable(self.review, [in_out.input, in_out.output])
+        return ReviewTable(self.review, [in_out.input, in_out.output, self.memory])
 
     def check(self, in_out: InputOutput) -> None:
         """Raise UserError for flags that contradict, or have no effect without a document."""
@@ -342,8 +341,7 @@ def _write(document: "Document", output: Path | None) -> None:
 
     data = document.to_bytes()
     if output is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        show_bytes(data)
         return
     with atomic_open(output) as file:
         file.write(data)

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from threading import Timer
@@ -28,6 +28,8 @@ Debug = Annotated[
 ]
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
 _INPUT_OPTIONS = {"input", "src", "tgt", "ref"}  # options whose files are read
+_TEXT_OPTIONS = {"glossary", "json_schema"}  # options whose text may be the path of a file
+_OUTPUT_OPTIONS = ("output", "alignments", "review")  # options whose files are written
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # the parser's own errors
 _NO_MEMORY = "not enough memory; take a smaller model, shorter texts, or smaller batches or beams"
 # Parts of torch's messages.
@@ -95,21 +97,41 @@ def _check(values: dict[str, Any]) -> None:
         if values[name] is not None and not _exists(values[name]):
             text = "; a text is an argument: MODEL TEXT" if "texts" in values else ""
             raise UserError(f"--{name} {values[name]}: No such file{text}")
-    output, device = values.get("output"), values.get("device")
+    device = values.get("device")
     if device is not None and not _DEVICE.fullmatch(device):
         raise UserError(f"no device {device}; use auto, cpu, cuda, cuda:1 or mps")
-    if output is None:
-        return
-    is_of_folder = isinstance(source := values.get("input"), Path) and source.is_dir()
+    paths = [(name, value) for name, value in each if isinstance(value, Path)]
+    paths += [(name, Path(value)) for name, value in each if value and name in _TEXT_OPTIONS]
+    for name in ("output", "alignments"):  # for --review see `ReviewTable`
+        if (output := values.get(name)) is not None:
+            others = [(other, path) for other, path in paths if other != name]
+            _check_output(name, output, values.get("input"), others)
+
+
+def _check_output(
+    name: str, output: Path, source: object, others: Sequence[tuple[str, Path]]
+) -> None:
+    """Raise UserError for an output that cannot be written, or that another option names.
+
+    Args:
+        name: of the option.
+        source: the value of `--input`.
+        others: the paths of the other options, and the names of these.
+    """
+    is_of_folder = isinstance(source, Path) and source.is_dir()
     if not (is_of_folder and output.is_dir()):  # the files of a folder are written to another one
         check_writable(output)
-    for name, value in each:
-        if name == "output" or not isinstance(value, Path) or not value.exists():
+    for other, path in others:
+        if other in _OUTPUT_OPTIONS:
+            if path.resolve() == output.resolve() and not output.is_char_device():
+                raise UserError(f"--{other} and --{name} are both {output}; give another --{name}")
             continue
-        if output.exists() and os.path.samefile(value, output):
-            raise UserError(f"{output} is read and cannot be written too; give another --output")
-        if value.is_dir() and output.resolve().is_relative_to(value.resolve()):
-            raise UserError(f"{output} is inside {value}, which is read; give another --output")
+        if not _exists(path):
+            continue
+        if output.exists() and os.path.samefile(path, output):
+            raise UserError(f"{output} is read and cannot be written too; give another --{name}")
+        if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
+            raise UserError(f"{output} is inside {path}, which is read; give another --{name}")
 
 
 def _exists(path: Path) -> bool:
@@ -219,6 +241,15 @@ class _Stdout(io.TextIOWrapper):
     def flush(self) -> None:
         try:
             super().flush()
+        except OSError as error:
+            self._failed(error)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write bytes after the text so far."""
+        try:
+            super().flush()
+            self.buffer.write(data)
+            self.buffer.flush()
         except OSError as error:
             self._failed(error)
 

@@ -217,6 +217,16 @@ def show(text: str, end: str = "\n") -> None:
     sys.stdout.flush()
 
 
+def show_bytes(data: bytes) -> None:
+    """Write bytes to stdout at once."""
+    stdout: Any = sys.stdout
+    if hasattr(stdout, "write_bytes"):  # of `heedful.cli.guard`
+        stdout.write_bytes(data)
+    else:
+        stdout.buffer.write(data)
+        stdout.flush()
+
+
 class LineWriter:
     """Writes lines, each with a space in place of a line break inside it.
 

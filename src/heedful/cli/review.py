@@ -22,8 +22,7 @@ class ReviewTable:
     """Rows of translations, written to a table with tabs when all are known.
 
     Raises:
-        UserError: the file cannot be written, or is the input or the output, or a document in one
-            of them.
+        UserError: the file cannot be written, or is one of `others`, or a document in one of them.
     """
 
     def __init__(self, path: Path, others: Sequence[Path | None]) -> None:
@@ -33,7 +32,9 @@ class ReviewTable:
         given = [other.resolve() for other in others if other is not None]
         places = [path.resolve(), *(path.resolve().parents if document_format(path) else ())]
         if not {*places}.isdisjoint(given):
-            problem = "the input or the output" if places[0] in given else "a document in a folder"
+            problem = "a document in a folder"
+            if places[0] in given:
+                problem = "the input, the output or the memory"
             raise UserError(f"--review {path} is {problem}; name another file")
         self._path = path
         self._sources: deque[str] = deque()
