@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from backend_models import model_of
 from commands import tree
 from decoder_parity import DecoderCase
 from encoder_parity import EncoderCase
@@ -37,7 +38,7 @@ from heedful.pipelines import (
     load_classifier,
     load_language_model,
 )
-from heedful.pipelines.hf_generation import generation_to_hf, read_options
+from heedful.pipelines.hf_generation import generation_to_hf, lost_options, read_options
 from heedful.run import train
 from heedful.zoo.hf import HfDirectory
 from hf_parity import assert_same_net, changed, random_hf, saved_tokenizer
@@ -319,6 +320,7 @@ SUPPRESSED = {
 }
 UNSAID = {"decoder_start_token_id": None}
 BOTH_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": [2]}
+OLD_BART = {"force_bos_token_to_be_generated": True, "bos_token_id": 5, "forced_eos_token_id": None}
 BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
 
 
@@ -353,6 +355,9 @@ BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
             True,
             ids((2,), (2,), forced_bos_id=0),
         ),
+        # Transformers 3 had no forced id; a generation_config.json has priority.
+        ("bart", None, OLD_BART, True, ids((2,), (2,), forced_bos_id=5)),
+        ("bart", {"num_beams": 2}, OLD_BART, True, ids((2,), (2,))),
         # A token that the model has no row for can neither be written nor met.
         ("gpt2", {"eos_token_id": [2, 50256]}, {}, True, ids((), (2,))),
         ("bert", None, {"eos_token_id": 3}, True, ids((), ())),
@@ -479,6 +484,19 @@ def test_a_model_generates_after_export_and_import_as_before(own: dict[str, Any]
     )
     after = settled(read_options(HfDirectory(written["config"], written["gen"], {}))[0])[1]
     assert after == before
+
+
+def test_options_that_the_format_lacks_are_named() -> None:
+    """A score without division by the length is one of length penalty 0 there."""
+    options = {"beam_size": 4, "normalization": "none", "presence_penalty": 1.5, "num_groups": 1}
+    model = model_of("vaswani2017")
+    model.metadata = replace(model.metadata, options=options)
+    generation = generation_to_hf(model, "marian")[1]
+    assert generation is not None
+    assert generation["length_penalty"] == 0
+    assert lost_options(model) == ["presence_penalty 1.5"]
+    model.metadata.options["normalization"] = "gnmt"
+    assert lost_options(model) == ["normalization 'gnmt'", "presence_penalty 1.5"]
 
 
 def test_every_generation_setting_of_transformers_is_imported_or_reported() -> None:

@@ -31,12 +31,13 @@ from heedful.files import (
 from heedful.pipelines import (
     AnyModel,
     Classifier,
+    Generator,
     LanguageModel,
     ModelMetadata,
     SavedModel,
     Translator,
 )
-from heedful.pipelines.hf_generation import generation_to_hf
+from heedful.pipelines.hf_generation import generation_to_hf, lost_options
 from heedful.pipelines.hf_models import HF_SIDES, PROBLEMS, TOKENIZER_CONFIG, model_from_hf
 from heedful.training.folder import is_run
 from heedful.training.run_report import RecordedRun
@@ -179,6 +180,8 @@ def export_hf(
         )
     for notice in [] if write_more else _lost(metadata):
         on_notice(notice)
+    if isinstance(model, Generator) and (lost := lost_options(model)):
+        on_notice(f"options that this format does not have: {', '.join(lost)}")
     for notice in _tokenizer_notices(model, content["model_type"], out):
         on_notice(notice)
 

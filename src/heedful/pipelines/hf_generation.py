@@ -7,7 +7,7 @@ from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.generation.outputs import LengthScore
 from heedful.generation.rules import RULES_BY_OPTION, sampling_rules
-from heedful.options import SAMPLING_OPTIONS, Options
+from heedful.options import DEFAULTS, SAMPLING_OPTIONS, Options
 from heedful.pipelines.language_model import LanguageModel
 from heedful.pipelines.metadata import GenerationIds
 from heedful.pipelines.text_generation import Generator
@@ -50,6 +50,9 @@ _OPTIONS = {
 _SAMPLING = {"temperature": 1.0, "top_k": 50} | dict.fromkeys(SAMPLING_OPTIONS[2:])
 _STOP_RULES = {False: "heuristic", True: "beam_full", "never": "optimal"}  # of `early_stopping`
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+# Options that are written by other names, or need no key: `batch_tokens` changes the speed alone.
+_WRITTEN = {"max_new_tokens", "min_new_tokens", "stop", "stop_rule", "batch_tokens"}
+_WRITTEN |= {"src_language", "tgt_language"}  # of the tokenizer and of the first id
 # Settings that are read besides `_OPTIONS` and `_SAMPLING`.
 _READ = frozenset(
     {
@@ -266,6 +269,8 @@ def read_generation_ids(
             configured("decoder_start_token_id") or role(_START_ROLES[family])
         )[:1]
         read["forced_bos_id"] = _ids("forced_bos_token_id", rules.get("forced_bos_token_id"))
+        if not generation and config.get("force_bos_token_to_be_generated"):  # of transformers 3
+            read["forced_bos_id"] = role("bos")
         is_default = not generation and "forced_eos_token_id" not in config
         if is_default and family in _FORCED_EOS:
             read["forced_eos_id"] = read["eos_ids"]
@@ -345,6 +350,8 @@ def _hf_options(model: Generator) -> dict[str, Any]:
     """The default generation options of a model, by their names in `generation_config.json`."""
     options = model.options()
     settings = {hf_name: getattr(options, name) for name, hf_name in _OPTIONS.items()}
+    if options.normalization == "none":
+        settings["length_penalty"] = 0.0
     settings["max_new_tokens"] = options.max_new_tokens
     settings["min_new_tokens"] = max((options.min_new_tokens or 0) - 1, 0)  # without EOS
     settings["stop_strings"] = list(options.stop or ())
@@ -358,6 +365,18 @@ def _hf_options(model: Generator) -> dict[str, Any]:
     defaults: dict[str, Any] = {"num_beams": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0}
     defaults |= {"min_new_tokens": 0, "stop_strings": []}
     return {key: value for key, value in settings.items() if value != defaults.get(key)}
+
+
+def lost_options(model: Generator) -> list[str]:
+    """The default generation options of a model that `generation_config.json` has not."""
+    kept = _OPTIONS.keys() | _SAMPLING.keys() | _WRITTEN
+    return [
+        f"{name} {value!r}"
+        for name, value in model.metadata.options.items()
+        if name not in kept
+        and value not in (None, Options.__dataclass_fields__[name].default, DEFAULTS.get(name))
+        and (name, value) != ("normalization", "none")
+    ]
 
 
 def _ids(key: str, value: Any) -> list[int]:
