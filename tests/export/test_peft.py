@@ -146,6 +146,20 @@ def test_damaged_settings_are_one_line(
         import_peft(tmp_path / "peft", tmp_path / "out", base=llama.path)
 
 
+@pytest.mark.parametrize("alpha", [-4, 0])
+def test_an_adapter_of_a_scale_that_is_not_above_0_is_the_same_model(
+    alpha: int, llama: Base, tmp_path: Path
+) -> None:
+    """The scale of heedful's adapters is above 0: the sign is that of the factors."""
+    adapter_of_peft(llama, tmp_path / "peft", target_modules=["q_proj"], r=2)
+    rewrite_settings(tmp_path / "peft", lora_alpha=alpha)
+    adapted = peft.PeftModel.from_pretrained(llama.hf_model(), tmp_path / "peft")
+    expected = adapter_cases.hf_logits_of(adapted)
+    import_peft(tmp_path / "peft", tmp_path / "out", base=llama.path)
+    actual = adapter_cases.logits_of(heedful.load(tmp_path / "out", device="cpu").net)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_not_lora_is_one_line(llama: Base, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no adapter_config\.json"):
         import_peft(llama.folder / "hf", tmp_path / "out", base=llama.path)

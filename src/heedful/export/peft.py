@@ -243,7 +243,7 @@ def import_peft(
     factors, whole = _read_tensors(adapter, settings, slots, tied, sizes)
     names = {(part.path, part.part): name for name, part in parts.items()}
     rank = max(len(update.a) for update in factors.values())
-    scale = next(iter(factors.values())).scale
+    scale = abs(next(iter(factors.values())).scale) or 1.0  # that of an adapter is above 0
     trained = sorted({slot.path for slot in slots if slot.hf_name in whole})
     dropout = float(settings.get("lora_dropout") or 0.0)
     targets = tuple(name for key, name in names.items() if key in factors)
