@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,25 @@ def test_graphs_agree_with_the_net(name: str, tmp_path: Path) -> None:
         expected_logits = model.net(ids, lengths).numpy()
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(logits[row, :length], expected_logits[row, :length], atol=1e-4)
+
+
+def test_the_facts_say_what_the_model_is() -> None:
+    """All that another program needs to have the outputs of the model."""
+    translator = model_of("vaswani2017")
+    ids = replace(translator.ids, forced_bos_id=1, forced_eos_id=2, suppressed_sequences=((5, 6),))
+    codes = {"en": translator.tgt_tokenizer.piece(1)}
+    translator.metadata = replace(translator.metadata, generation=ids, language_codes=codes)
+    facts = onnx_export._facts(translator, "float32", ["encoder", "decoder"])
+    assert (facts["forced_bos_id"], facts["forced_eos_id"]) == (1, 2)
+    assert (facts["suppressed_sequences"], facts["language_ids"]) == ([[5, 6]], {"en": 1})
+    classifier = model_of("bert", head="classify", num_labels=2)
+    classifier.metadata = replace(classifier.metadata, problem="multi_label")
+    assert onnx_export._facts(classifier, "float32", ["encoder"])["problem"] == "multi_label"
+    embedder = model_of("bert", head="none")
+    embedder.metadata = replace(embedder.metadata, pooling="max", normalize=True)
+    facts = onnx_export._facts(embedder, "float32", ["encoder"])
+    assert (facts["pooling"], facts["normalize"], facts["prompts"]) == ("max", True, {})
+    json.dumps(facts)
 
 
 class Small(nn.Module):

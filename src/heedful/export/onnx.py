@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful import extras
 from heedful.backends.aot.compile import quiet
-from heedful.data.special_tokens import allow_in_texts
+from heedful.data.special_tokens import allow_in_texts, tag_id
 from heedful.errors import UserError, describe
 from heedful.export.hf import OnNotice
 from heedful.export.onnx_graphs import Graph, graphs_of
@@ -20,6 +20,7 @@ from heedful.files import as_path, check_new, write_directory, write_json
 from heedful.parts.attention import attend
 from heedful.parts.tokens import padding_mask
 from heedful.pipelines import AnyModel, Classifier, Generator, SavedModel
+from heedful.pipelines.encoders import Encoder
 from heedful.progress import track
 
 PRECISIONS = ("float32", "int8")
@@ -101,7 +102,11 @@ def _tokenizers(model: SavedModel) -> dict[str, Any]:
 
 
 def _facts(model: SavedModel, precision: str, graphs: list[str]) -> dict[str, Any]:
-    """Metadata for programs that run the graphs: special ids, sizes of the cache, labels."""
+    """Metadata for programs that run the graphs.
+
+    Special ids, those of languages included, and sizes of the cache; labels, and what the logits
+    mean; how vectors of texts are made.
+    """
     facts: dict[str, Any] = {
         "kind": model.kind,
         "precision": precision,
@@ -117,12 +122,23 @@ def _facts(model: SavedModel, precision: str, graphs: list[str]) -> dict[str, An
             ends = list(tokenizer.suffix_ids)
         facts |= {"prefix_ids": list(tokenizer.prefix_ids), "suffix_ids": ends}
     if isinstance(model, Classifier):
-        facts["labels"] = list(model.labels)
+        facts |= {"labels": list(model.labels), "problem": model.metadata.problem}
+    if isinstance(model, Encoder):
+        names = ("pooling", "normalize", "prompts", "default_prompt")
+        facts |= {name: getattr(model.metadata, name) for name in names}
     if isinstance(model, Generator):
         facts |= {
             "decoder_start_ids": list(model.ids.decoder_start_ids),
             "eos_ids": list(model.ids.eos_ids),
             "suppressed_ids": list(model.ids.suppressed_ids),
+            "suppressed_sequences": [list(ids) for ids in model.ids.suppressed_sequences],
+            "forced_bos_id": model.ids.forced_bos_id,
+            "forced_eos_id": model.ids.forced_eos_id,
+            "language_tags": model.metadata.language_tags,
+            "language_ids": {
+                code: tag_id(model.tgt_tokenizer, token)
+                for code, token in model.metadata.language_codes.items()
+            },
             "cache": [
                 [2 * layer.num_kv_heads, layer.head_dim] for layer in model.net.decoder.cache_layers
             ],
