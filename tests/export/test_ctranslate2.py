@@ -36,6 +36,20 @@ def test_the_example_translates_as_the_model_does(tmp_path: Path) -> None:
     assert "heedful" not in code
 
 
+def test_the_example_has_the_forced_and_the_suppressed_tokens_of_the_model(tmp_path: Path) -> None:
+    model = model_of("vaswani2017")
+    model.metadata.options.update(beam_size=1, normalization="none")
+    plain = model.translate(TEXTS, max_new_tokens=48)
+    often = model.tgt_tokenizer.encode(plain[0])[:2]
+    ids = replace(model.ids, forced_bos_id=1, suppressed_ids=tuple({*often}))
+    model.metadata = replace(model.metadata, generation=ids)
+    export_ctranslate2(model, tmp_path / "out")
+    ours = model.translate(TEXTS, max_new_tokens=48)
+    assert run_example(tmp_path / "out", "\n".join(TEXTS)) == ours
+    assert ours != plain
+    assert "length_penalty=0.0" in (tmp_path / "out" / "example.py").read_text(encoding="utf-8")
+
+
 def test_the_example_continues_texts_as_the_model_does(tmp_path: Path) -> None:
     model = model_of("gpt2")
     export_ctranslate2(model, tmp_path / "out")

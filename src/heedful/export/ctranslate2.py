@@ -4,8 +4,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from heedful.backends.ctranslate2.conversion import PRECISIONS
+from heedful.backends.ctranslate2.conversion import PRECISIONS, embeddings_of
 from heedful.backends.ctranslate2.runtime import HEAD
+from heedful.backends.ctranslate2.vocabulary import names_of
 from heedful.data.labels import ProblemType
 from heedful.data.special_tokens import allow_in_texts
 from heedful.deploy.convert import write_ctranslate2
@@ -125,30 +126,34 @@ def _names(model: SavedModel) -> list[str]:
 def _example(model: SavedModel) -> str:
     """The source code of the example program."""
     names, max_length = _names(model), model.config.max_length
+    suppressed, first_token = _rules(model)
     keys: dict[str, Any] = {"source": names[0], "target": names[-1], "more": "", "imports": ""}
     keys |= {"arguments": "", "first": ""}
     if isinstance(model, Translator):
         options = model.options()
+        penalty = 0.0 if options.normalization == "none" else options.length_penalty
         keys |= {"what": "Translates lines", "kind": "Translator"}
         keys["options"] = (
-            f"beam_size={options.beam_size}, length_penalty={options.length_penalty}, "
-            f"max_input_length={max_length}, max_decoding_length={min(256, max_length)}"
+            f"beam_size={options.beam_size}, length_penalty={penalty}, "
+            f"max_input_length={max_length}, max_decoding_length={min(256, max_length)}{suppressed}"
         )
         if tokens := model.metadata.language_codes:
             arguments = [*tokens.values()] * 2
             keys |= {"arguments": f" {arguments[0]} {arguments[1]}", "first": "[sys.argv[1]] + "}
             keys["options"] = f"target_prefix=[[sys.argv[2]]], {keys['options']}"
+        elif first_token:
+            keys["options"] = f"target_prefix=[[{first_token!r}]], {keys['options']}"
         keys["decode"] = (
             "target.decode([target.token_to_id(token) for token in result.hypotheses[0]])"
         )
         if model.tgt_tokenizer.has_own_pieces:
-            first = int(bool(model.metadata.language_codes))
+            first = int(bool(model.metadata.language_codes or first_token))
             keys["decode"] = f"target.decoder.decode(result.hypotheses[0]{f'[{first}:]' * first})"
         return (_HEADER + _TRANSLATE).format(**keys)
     if isinstance(model, Generator):
         keys |= {"what": "Continues lines", "kind": "Generator"}
         keys["prefix"] = [model.tokenizer.piece(token) for token in model.tokenizer.prefix_ids]
-        keys["options"] = f"max_length={min(64, max_length // 2)}"
+        keys["options"] = f"max_length={min(64, max_length // 2)}{suppressed}"
         return (_HEADER + _GENERATE).format(**keys)
     keys |= {"kind": "Encoder", "more": " and numpy", "imports": "import numpy as np\n"}
     if isinstance(model, Classifier):
@@ -161,3 +166,15 @@ def _example(model: SavedModel) -> str:
     is_normal = model.metadata.normalize
     keys["printed"] = "vector / np.linalg.norm(vector)" if is_normal else "vector"
     return (_HEADER + _EMBED).format(**keys, what="Embeds lines as vectors")
+
+
+def _rules(model: SavedModel) -> tuple[str, str | None]:
+    """What a model excludes from its outputs, as an argument of a call; and their first token."""
+    if not isinstance(model, Generator):
+        return "", None
+    tokens = names_of(model.tgt_tokenizer, embeddings_of(model.net)[-1].tokens.num_embeddings)
+    ids = model.ids
+    excluded = [*([token] for token in ids.suppressed_ids), *ids.suppressed_sequences]
+    sequences = [[tokens[token] for token in sequence] for sequence in excluded]
+    first = None if ids.forced_bos_id is None else tokens[ids.forced_bos_id]
+    return f", suppress_sequences={sequences!r}" if sequences else "", first
