@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from heedful import load
 from heedful.config import parse_recipe
+from heedful.data.hf_tokenizers import write_tokenizer
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.export.hf import export_hf
 from heedful.export.model_card import model_card
@@ -118,6 +120,27 @@ def test_scores_without_a_name_or_a_signature_are_in_the_card(run: Path) -> None
     for row in ("- perplexity: 12.5\n", "- accuracy: 0.75\n", "- F1: 0.5\n"):
         assert row in text
     assert ModelCard(text).data.metrics == ["perplexity", "accuracy", "f1"]
+
+
+@pytest.mark.parametrize("is_marian", [False, True])
+def test_a_card_names_only_folders_that_are_written(
+    run: Path, is_marian: bool, tmp_path: Path
+) -> None:
+    """Equal tokenizers, and those of Marian, of which one class of transformers reads both."""
+    model = load(run, device="cpu")
+    tokenizer = model.src_tokenizer
+    model._src_tokenizer, model._tgt_tokenizer = (
+        Tokenizer(
+            tokenizer._backend,
+            tokenizer.kind,
+            tokenizer.roles,
+            files={f"{side}.spm": side.encode(), "vocab.json": b"{}"} if is_marian else None,
+        )
+        for side in ("source", "target")
+    )
+    write_tokenizer(model.src_tokenizer, tmp_path, model.tgt_tokenizer)
+    assert not (tmp_path / "tokenizer_target").exists()
+    assert "tokenizer_target" not in model_card(model, "name", "marian", None)
 
 
 def test_a_source_begins_with_the_tag_of_its_target_language(run: Path) -> None:

@@ -112,14 +112,21 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, target: Tokenizer | N
     for side in ("source", "target"):
         if (directory / f"tokenizer_{side}").exists():
             raise UserError(f"{directory} already holds two tokenizers; name another folder")
-    if target is None or target is tokenizer or target.content() == tokenizer.content():
-        _write_one(tokenizer, directory)
-    elif tokenizer.files and target.files:
-        _write_original(tokenizer, target, directory)
-    else:
+    if target is not None and needs_two_folders(tokenizer, target):
         _write_one(tokenizer, directory)
         _write_one(tokenizer, directory / "tokenizer_source")
         _write_one(target, directory / "tokenizer_target")
+    elif target is not None and tokenizer.files and target.files:
+        _write_original(tokenizer, target, directory)
+    else:
+        _write_one(tokenizer, directory)
+
+
+def needs_two_folders(tokenizer: Tokenizer, target: Tokenizer) -> bool:
+    """True if `write_tokenizer` writes the tokenizers of source and target into two folders."""
+    if target is tokenizer or (tokenizer.files and target.files):
+        return False
+    return target.content() != tokenizer.content()
 
 
 def _read_json(path: Path, settings: TokenizerSettings) -> Tokenizer:

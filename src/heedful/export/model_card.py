@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from heedful import __version__
+from heedful.data.hf_tokenizers import needs_two_folders
 from heedful.data.language_tags import language_of
 from heedful.pipelines import (
     AnyModel,
@@ -126,7 +127,7 @@ def _use(model: AnyModel) -> str:
     """A block of code that runs the model."""
     auto = _kind(model)[1]
     is_pair = isinstance(model, Translator) and model.has_tokenizer
-    is_pair = is_pair and model.src_tokenizer != model.tgt_tokenizer
+    is_pair = is_pair and needs_two_folders(model.src_tokenizer, model.tgt_tokenizer)
     decoder = "tokenizer"
     lines = [f"from transformers import {auto}, AutoTokenizer", ""]
     lines.append('path = "."  # this directory, or the name of the model on the Hub')
