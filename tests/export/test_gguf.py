@@ -3,6 +3,7 @@
 import io
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,15 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(
     with pytest.raises(UserError, match=reason):
         export_gguf(model_of(name, keys), tmp_path / "a.gguf")
     assert not [*tmp_path.iterdir()]
+
+
+def test_tokens_that_end_a_text_beyond_two_are_said(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer([TEXT], kind="byte_bpe", vocab_size=290, template="bos")
+    model = model_of("llama", {"vocab_size": 300}, tokenizer)
+    model.metadata = replace(model.metadata, generation=GenerationIds(eos_ids=(2, 40, 41)))
+    notices: list[str] = []
+    export_gguf(model, tmp_path / "a.gguf", on_notice=notices.append)
+    assert notices == [f"the file names two tokens that end a text, and not {tokenizer.piece(41)}"]
 
 
 def test_only_gguf_files_are_replaced_and_on_request(tmp_path: Path) -> None:

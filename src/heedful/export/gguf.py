@@ -144,6 +144,9 @@ def _tokenizer_metadata(model: LanguageModel, on_notice: OnNotice) -> dict[str, 
         on_notice(notice)
     for key, token in zip(("eos", "eot"), model.ids.eos_ids, strict=False):
         metadata[f"tokenizer.ggml.{key}_token_id"] = token
+    if len(model.ids.eos_ids) > 2:
+        others = ", ".join(model.tokenizer.tokens(model.ids.eos_ids[2:]))
+        on_notice(f"the file names two tokens that end a text, and not {others}")
     if suppressed := list(model.ids.suppressed_ids):
         metadata["tokenizer.ggml.suppress_tokens"] = suppressed
     return metadata
