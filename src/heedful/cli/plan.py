@@ -45,11 +45,12 @@ def plan(
         help="Tokens to train on; no data are read, and inputs have the maximum length.",
         show_default="the recipe's data and steps",
     ),
-    utilization: float = typer.Option(
-        0.4,
+    utilization: float | None = typer.Option(
+        None,
         "--utilization",
         metavar="X",
         help="Share of a GPU's rate of matrix products that training reaches, from 0 to 1.",
+        show_default="0.4",
     ),
     quiet: Quiet = False,
     json: Json = False,

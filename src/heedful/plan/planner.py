@@ -45,6 +45,7 @@ from heedful.training.step import LossFunction, LossNet
 from heedful.zoo.architectures import host_memory
 
 GPUS_PER_MACHINE = 8
+UTILIZATION = 0.4
 _TRACED_BATCHES = 4  # whose FLOPs are counted
 _USED_MEMORY = 0.8  # share of the memory for steps that are taken to measure their time
 NETWORK = 50e9  # bytes/s of a GPU to other machines: 400 Gb/s each (NVIDIA DGX H100 data sheet)
@@ -61,10 +62,11 @@ class PlanOptions:
         parallel: how processes share the net; None: as the recipe, ddp by default.
         tokens: training tokens in all; no data are read. None: those of the recipe's data and
             steps.
-        utilization: share of a GPU's product rate that a step reaches.
+        utilization: share of a GPU's product rate that a step reaches; None: 0.4. The speed of
+            this machine is measured.
 
     Raises:
-        UserError: a value out of range, or an unknown device.
+        UserError: a value out of range, an unknown device, or a value without effect.
     """
 
     gpus: int = 1
@@ -72,7 +74,7 @@ class PlanOptions:
     memory: float | None = None
     parallel: Parallel | None = None
     tokens: int | None = None
-    utilization: float = 0.4
+    utilization: float | None = None
 
     def __post_init__(self) -> None:
         find_accelerator(self.gpu)
@@ -82,8 +84,13 @@ class PlanOptions:
             raise UserError(f"memory={self.memory:g}: must be above 0 GB")
         if self.tokens is not None and self.tokens < 1:
             raise UserError(f"tokens={self.tokens}: must be at least 1")
-        if not 0 < self.utilization <= 1:
+        if self.utilization is not None and not 0 < self.utilization <= 1:
             raise UserError(f"utilization={self.utilization:g}: must be above 0 and at most 1")
+        if self.utilization is not None and self.gpu == CPU:
+            raise UserError(
+                f"utilization={self.utilization:g} is of a GPU, and the speed of the CPU is "
+                "measured: give gpu=NAME too, or leave it out"
+            )
         if self.parallel == "none" and self.gpus > 1:
             raise UserError(
                 f"parallel=none is for one GPU, not {self.gpus}; use ddp or fsdp, or leave it out"
@@ -155,6 +162,10 @@ class Plan:
 def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Plan:
     """Plan a run; raises UserError for an error in the recipe or its data."""
     recipe = with_absolute_paths(recipe)
+    if options.parallel in ("ddp", "fsdp") and options.gpus == 1:
+        raise UserError(
+            f"parallel={options.parallel} is for several GPUs: give gpus=N too, or leave it out"
+        )
     if options.parallel is None and recipe.training.parallel in ("ddp", "fsdp"):
         options = replace(options, parallel=recipe.training.parallel)
     work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
@@ -303,7 +314,8 @@ class _Planner:
         assert gpu is not None
         rate = gpu.fp32_flops if self.precision == "fp32" else gpu.flops
         link = gpu.link if gpus <= GPUS_PER_MACHINE else min(gpu.link, NETWORK)
-        return max(flops / (gpus * rate * self.options.utilization), sent / link), rate
+        reached = rate * (self.options.utilization or UTILIZATION)
+        return max(flops / (gpus * reached), sent / link), rate
 
     def measured(self) -> tuple[float, float] | None:
         """Seconds of a step on this CPU, and its rate of products.
