@@ -223,6 +223,25 @@ def test_tokenizers_from_all_kinds_of_files_are_equal(
         assert_same(again, hf)
 
 
+@pytest.mark.parametrize("is_generic", [False, True])
+def test_the_settings_of_bert_win_over_the_normalizer_of_its_file(
+    is_generic: bool, directory_of: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """As in transformers, unless the class there is one that takes the file as it is."""
+    directory, hf = directory_of("bert_cased")
+    hf.save_pretrained(tmp_path)
+    shutil.copy(directory / "config.json", tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    kind = "PreTrainedTokenizerFast" if is_generic else "BertTokenizer"
+    settings |= {"do_lower_case": True, "strip_accents": False, "tokenizer_class": kind}
+    write(tmp_path, "tokenizer_config.json", settings)
+    ours = read(tmp_path)
+    assert_same(ours, reference(tmp_path))
+    assert (
+        ours.encode("The Fox") == hf("The Fox", add_special_tokens=False).input_ids
+    ) is is_generic
+
+
 def test_missing_special_tokens(directory_of: Callable[[str], tuple[Path, Any]]) -> None:
     bert, gpt2, t5 = (read(directory_of(name)[0]) for name in ("bert", "gpt2", "t5"))
     assert bert.tokens([bert.unk_id]) == ["[UNK]"]

@@ -78,7 +78,8 @@ FAMILIES = {
 MULTILINGUAL = ("nllb", "mbart50", "m2m100")  # families with a token of each language
 PLAIN = Family((), {})  # no defaults
 _CHAT_TEMPLATE = "chat_template.jinja"
-_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Tokenizer classes of transformers that use `tokenizer.json` as it is.
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
 def _family(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The key in `FAMILIES` of a directory, and the class name that determines it."""
     class_name = config.get("tokenizer_class") or model.get("tokenizer_class")
-    if class_name is None or class_name in _GENERIC:
+    if class_name is None or class_name in GENERIC:
         class_name = model.get("model_type")
     plain = str(class_name).lower().replace("-", "").replace("_", "")
     plain = plain.removesuffix("fast").removesuffix("tokenizer")

@@ -1,6 +1,6 @@
 """Read tokenizers of Hugging Face directories, and write them for `transformers`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from heedful.data.hf_settings import MULTILINGUAL, TokenizerSettings, read_settings
+from heedful.data.hf_settings import GENERIC, MULTILINGUAL, TokenizerSettings, read_settings
 from heedful.data.language_codes import M2M100, MBART50, NLLB
 from heedful.data.sentencepieces import (
     CONTROL,
@@ -30,6 +30,11 @@ _SPM_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 _SHIFTED = "sentencepiece.bpe.model"  # name of files whose ids are shifted, differently by model
 _PLAIN = "sentencepiece"  # family of SentencePiece models whose ids are unchanged
 _END_OF_WORD = "</w>"
+_BERT_NORMALIZER = {  # attributes of the normalizer -> keys of `tokenizer_config.json`
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
 
 
 def open_tokenizer(path: Path, side: Side | None = None) -> Tokenizer:
@@ -137,8 +142,21 @@ def _read_json(path: Path, settings: TokenizerSettings) -> Tokenizer:
     # The file may hold the truncation and padding of the batches that it was last used for.
     backend.no_truncation()
     backend.no_padding()
+    if settings.family == "bert" and settings.config.get("tokenizer_class") not in GENERIC:
+        _call_library(settings.directory, lambda: _set_bert_normalizer(backend, settings.config))
     settings, has_template = _without_language(backend, settings, path)
     return _make_tokenizer(backend, settings, has_template=has_template)
+
+
+def _set_bert_normalizer(backend: Backend, config: Mapping[str, Any]) -> None:
+    """Set what `tokenizer_config.json` says of the normalizer; the class for BERT in transformers
+    makes one of it, whatever `tokenizer.json` has."""
+    normalizer = backend.normalizer
+    if isinstance(normalizer, normalizers.BertNormalizer):
+        for name, key in _BERT_NORMALIZER.items():
+            if key in config:
+                setattr(normalizer, name, config[key])
+        backend.normalizer = normalizer
 
 
 def _without_language(
