@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import heedful
 from commands import assert_refused, tiny
 from heedful import plugins
+from heedful.cli.flags import RECIPE_KEYS, TrainingFlags
 from heedful.config import Recipe, default_values, parse_recipe, task_keys
 from heedful.config.keys import flatten, keys_of, type_name
 from heedful.errors import UserError
@@ -275,6 +276,15 @@ def test_an_override_is_split_at_the_first_equals_sign_and_the_last_one_wins():
     assert recipe.training.max_steps == 8
     for text in ("2020-13-45", "[1, ", "a: b: c", "@x"):  # no YAML
         assert overridden("copy", f"data.src_language={text}").data.src_language == text
+
+
+def test_a_flag_and_a_whole_section_are_both_set():
+    section = "training={max_steps: 3, schedule: {learning_rate: 0.5}}"
+    given: dict[str, Any] = dict.fromkeys(RECIPE_KEYS) | {"steps": 9, "lr": 0.25, "seed": 7}
+    flags = TrainingFlags(**given, settings=[section])
+    training = load_recipe("copy", flags.overrides).training
+    assert (training.seed, training.max_steps) == (7, 3)
+    assert training.schedule.learning_rate == 0.5
 
 
 REFUSED = {

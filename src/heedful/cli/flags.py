@@ -204,13 +204,18 @@ class TrainingFlags:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The values of the keys that are set; `--set` wins over the flag of a key."""
+        """The values of the keys that are set; `--set` wins over the flag of a key.
+
+        Those of flags come last, since a whole section may be set (`--set 'training={seed: 2}'`).
+        """
+        from heedful.config.keys import flatten
         from heedful.recipe_files import read_settings
 
         values = {key: getattr(self, name) for name, key in RECIPE_KEYS.items()}
         settings = read_settings(self.settings or ())
-        flags = {k: v for k, v in values.items() if v is not None and k not in settings}
-        return flags | settings
+        given = flatten(settings)
+        flags = {k: v for k, v in values.items() if v is not None and k not in given}
+        return settings | flags
 
 
 assert {field.name for field in fields(TrainingFlags)} == {*RECIPE_KEYS, "settings"}

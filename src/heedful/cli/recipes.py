@@ -1,6 +1,7 @@
 """`heedful recipes`: the recipes that come with heedful."""
 
 import itertools
+import shlex
 from pathlib import Path
 
 import typer
@@ -72,7 +73,7 @@ def copy(
     if target.exists():
         raise UserError(f"{target} exists already; give another name")
     write_text(target, source.read_text(encoding="utf-8"))
-    typer.echo(f"{target}: train it with heedful train {target}")
+    typer.echo(f"{target}: train it with heedful train {shlex.quote(str(target))}")
 
 
 add_command(app, "list", list_recipes)
