@@ -31,7 +31,7 @@ from heedful.bulk.job import BulkJob, choose_workers, run_job, run_locally
 from heedful.bulk.model_files import model_hashes
 from heedful.bulk.shards import ShardReader
 from heedful.bulk.tasks import Translate
-from heedful.bulk.worker import Worker
+from heedful.bulk.worker import ShardResult, Worker
 from heedful.errors import UserError
 from heedful.pipelines import SavedModel, load
 from hostile_world import WORDS, make_net
@@ -476,9 +476,38 @@ def test_other_settings_and_wrong_uses_are_refused(
         run(replace(job_of(world, out), model=tmp_path))
     with pytest.raises(UserError, match="other"):
         run(job_of(world, tmp_path))
-    folder = JobFolder(out, ".jsonl")
-    with folder.opened({}), pytest.raises(UserError, match="another process works on"):
-        replace(folder).opened({}).__enter__()
+
+
+def test_a_second_process_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
+    """It removed the manifest and the log, without which the first one cannot be continued."""
+    path, settings = tmp_path / "out", {"model": {}}
+    first = JobFolder(path, ".jsonl")
+    with first.opened(settings):
+        first.add(ShardResult(0, "a.txt", 1, b"{}\n", 1, 0))
+        before = tree(path)
+        with pytest.raises(UserError, match="another process works on"):
+            JobFolder(path, ".jsonl").opened(settings).__enter__()
+        assert tree(path) == before
+    again = JobFolder(path, ".jsonl")
+    with again.opened(settings):
+        assert again.entries == first.entries
+
+
+def test_a_job_ends_with_a_glossary_that_is_changed_meanwhile(world: Path, tmp_path: Path) -> None:
+    """Its later shards had other terms than the manifest says."""
+    terms, out = tmp_path / "terms.tsv", tmp_path / "out"
+    terms.write_text("the\tdog\n")
+    job = job_of(world, out, options={"glossary": str(terms), "beam_size": 1})
+
+    def change(worker: Worker, reader: ShardReader, done: Collection[int]) -> Iterator[ShardResult]:
+        for result in run_alone(worker, reader, done):
+            if result.index == 1:
+                terms.write_text("the\tcat\n")
+            yield result
+
+    with pytest.raises(UserError, match=r"terms.tsv was changed while the job ran"):
+        run(job, change)
+    assert [*JobFolder(out, ".jsonl").path.glob("part-*")] == [out / "part-000000.jsonl"]
 
 
 def test_a_job_is_not_continued_with_another_glossary(world: Path, tmp_path: Path) -> None:

@@ -101,15 +101,16 @@ class JobFolder:
                 pass
             remove_unfinished(self.path)
             self._read_log()
-            if self.manifest is None:
-                write_json(self.path / MANIFEST, {"complete": False, "settings": settings})
-            yield
-        except Exception:
-            if not self.entries:
-                for name in (LOG, MANIFEST):
-                    remove(self.path / name)
-                remove_empty(self._new_folders)
-            raise
+            try:
+                if self.manifest is None:
+                    write_json(self.path / MANIFEST, {"complete": False, "settings": settings})
+                yield
+            except Exception:
+                if not self.entries:
+                    for name in (LOG, MANIFEST):
+                        remove(self.path / name)
+                    remove_empty(self._new_folders)
+                raise
         finally:
             os.close(handle)
 

@@ -127,9 +127,14 @@ class BulkJob:
 
 def _with_hash(name: str, value: Any) -> Any:
     """The value of an option for the manifest; of one that names a file with its SHA-256."""
-    if name in _FILES and isinstance(value, str | Path) and os.path.isfile(value):
+    if _is_file(name, value):
         return {"path": str(value), "sha256": sha256_of_file(Path(value))}
     return value
+
+
+def _is_file(name: str, value: Any) -> bool:
+    """True for the value of an option that is a file."""
+    return name in _FILES and isinstance(value, str | Path) and os.path.isfile(value)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,8 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
     folder = JobFolder(job.output, SUFFIXES[job.format])
     job = _with_threads(job, folder.settings)
     reader = job.reader()
-    stamps = {str(path): _stamp(path) for path in reader.files}
+    own_files = [str(value) for name, value in job.options.items() if _is_file(name, value)]
+    stamps = {file: _stamp(Path(file)) for file in (*map(str, reader.files), *own_files)}
     settings = job.settings(reader.files)
     _check_same(settings, folder)
     if folder.is_complete:
@@ -176,7 +182,8 @@ def run_job(job: BulkJob, map_shards: MapShards, print_line: PrintLine) -> BulkR
                 worker = replace(job.worker(settings["model"]), progress=advance)
                 with closing(map_shards(worker, reader, folder.entries.keys())) as results:
                     for result in results:
-                        _check_unchanged(result.file, stamps)
+                        for file in (result.file, *own_files):
+                            _check_unchanged(file, stamps)
                         folder.add(result)
         except (KeyboardInterrupt, SystemExit):
             print_line(
@@ -250,13 +257,13 @@ def _check_same(settings: Mapping[str, Any], folder: JobFolder) -> None:
 
 
 def _stamp(path: Path) -> list[Stamp]:
-    """`stamp_of` each file of an input."""
+    """`stamp_of` a file of an option, or each file of an input."""
     with user_errors("read", path):
         return [*map(stamp_of, table_files(path))]
 
 
 def _check_unchanged(file: str, stamps: Mapping[str, list[Stamp]]) -> None:
-    """Raise UserError if an input file is not as it was when the job started."""
+    """Raise UserError if a file is not as it was when the job started."""
     if _stamp(Path(file)) != stamps[file]:
         raise UserError(
             f"{file} was changed while the job ran; put it back, and the same command continues, "
