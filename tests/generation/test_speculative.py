@@ -275,10 +275,14 @@ def test_a_dead_end_is_cut_off() -> None:
         return log_probs - INF if context.generated.shape[1] == 2 else log_probs
 
     for draft in (CachedScorer(Table(chain)), PromptLookup()):
-        _, result = run(chain, draft, [1, 2, 3, 4, 0, 1], rules=[third_forbidden])
+        runs, result = run(chain, draft, [1, 2, 3, 4, 0, 1], rules=[third_forbidden])
         assert (result.ids, result.finished) == ([2, 3], False)
+        assert (runs[-1], result.failure) == ([], "dead_end")  # as without a draft
     runs, result = run(chain, PromptLookup(), rules=[lambda log_probs, _: log_probs - INF])
     assert (result.ids, result.finished, result.log_prob, runs) == ([], False, 0.0, [[]])
+    assert result.failure == "dead_end"
+    _, result = run(chain, max_new_tokens=2)
+    assert (result.finished, result.failure) == (False, None)
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from heedful.errors import UserError
-from heedful.generation.outputs import Hypothesis, LengthScore
+from heedful.generation.outputs import Failure, Hypothesis, LengthScore
 from heedful.generation.request import SearchRequest, StopFunction, check_largest
 from heedful.generation.search_base import RequestRules, check_shape
 
@@ -76,6 +76,7 @@ class Speculation:
         num_target_calls: calls of the target so far, the one for the prompt included.
         num_proposed: tokens of the draft so far.
         num_accepted: tokens of the draft that the output contains.
+        failure: see `Hypothesis`.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Speculation:
         self.ids: list[int] = []
         self.token_log_probs: list[float] = []
         self.ended = self.finished = False
+        self.failure: Failure | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         while not self.ended:
@@ -126,11 +128,11 @@ class Speculation:
             score: computes the score; None: the mean log-probability of a token.
         """
         score = score or LengthScore()
-        return score.hypothesis(self.ids, self.token_log_probs, self.finished)
+        return score.hypothesis(self.ids, self.token_log_probs, self.finished, self.failure)
 
     def _round(self) -> None:
         """Propose, call the target once, and add the accepted tokens and one of the target."""
-        proposals = self._propose()
+        proposals, before = self._propose(), len(self.ids)
         draft_ids = [token for token, _ in proposals]
         rows = self._target.log_probs(self._prompt + self.ids + draft_ids, len(draft_ids) + 1)
         self.num_target_calls += 1
@@ -142,7 +144,8 @@ class Speculation:
             if math.isnan(best):
                 raise UserError(f"a rule gave NaN at step {len(self.ids) + 1}")
             if best == -math.inf:
-                self.ended = True
+                if len(self.ids) == before:  # else the next round finds it, and adds nothing
+                    self.ended, self.failure = True, "dead_end"
                 return
             probs = self._probs(log_probs)
             if proposal is None:
