@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from backend_models import TEXTS, model_of
 from heedful.errors import UserError
 from heedful.generation import Hypothesis, LengthScore, greedy_search, sample
 from heedful.generation.rules import PresencePenalty
@@ -138,6 +139,16 @@ def test_nan_is_reported_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ids_outside_the_vocabulary_are_refused(banned: list[int], eos_id: int, words: str) -> None:
     with pytest.raises(UserError, match=f"{re.escape(words)} is outside the vocabulary"):
         decode(0, [[1]], banned, eos_id=eos_id, max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"typical_p": 0.1}, {"top_k": 1}, {"top_p": 0.2, "min_p": 0.5}, {"top_h": 0.1}]
+)
+def test_options_of_sampling_do_not_change_greedy_decoding(options: dict[str, Any]) -> None:
+    """Beside temperature 0 `typical_p` excluded the most probable tokens."""
+    model = model_of("gpt2")
+    expected = model.generate(TEXTS, beam_size=1, max_new_tokens=6)
+    assert model.generate(TEXTS, temperature=0, max_new_tokens=6, **options) == expected
 
 
 @pytest.mark.parametrize("options", [{"rules": [PresencePenalty(0.5)]}, {"force_eos": True}])

@@ -31,7 +31,7 @@ from heedful.generation.token_rules import (
     NoRepeatNgram,
     Rule,
 )
-from heedful.options import StopRule
+from heedful.options import SAMPLING_OPTIONS, StopRule
 
 Step = TypeVar("Step")
 
@@ -301,7 +301,7 @@ def _rules(request: GenerationRequest, *, include_prompt: bool) -> list[Rule]:
     )
     values = {name: value for name, value in vars(options).items() if name in RULES_BY_OPTION}
     if not options.samples:
-        values["temperature"] = None
+        values |= dict.fromkeys(SAMPLING_OPTIONS)
     if options.beam_size == 1:  # it changes neither the choice nor the model's log-probabilities
         values["renormalize_logits"] = None
     begin_ids = values.pop("begin_suppress_tokens")
