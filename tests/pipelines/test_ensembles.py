@@ -166,6 +166,21 @@ def test_every_net_is_evaluated_without_dropout(models: list[Any]) -> None:
     assert not any(model.net.training for model in models)
 
 
+def test_an_ensemble_counts_its_own_outputs(models: list[Any]) -> None:
+    """It began with the counts of its first model, to which it added failures of its own."""
+    first = models[0]
+    before = dict(first.failures), first.num_truncated
+    try:
+        first.report_failure("dead_end", 1)
+        first.num_truncated += 1
+        joint = ensemble(models[:2])
+        assert (joint.failures, joint.num_truncated, joint.num_left_out) == ({}, 0, 0)
+        joint.report_failure("dead_end", 1)
+        assert joint.failures["dead_end"] == first.failures["dead_end"] == 1
+    finally:
+        first.failures, first.num_truncated = before
+
+
 COMBINED = {  # what an ensemble does with all of its models
     "request", "request_of_batch", "request_with", "backend_for", "backend_for_row", "chat",
     "generate", "generations", "score", "note_once", "report_failure", "iterate_generations",
