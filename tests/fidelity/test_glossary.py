@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from backend_models import model_of
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.fidelity import Glossary, as_glossary
 
@@ -102,6 +104,27 @@ def test_files_of_glossaries(tmp_path: Path) -> None:
     assert (term.sources, term.targets) == (("file",), ("Ordner", "Datei", "Akte"))
     with pytest.raises(UserError, match="the target language of the model is not known; give"):
         as_glossary(path, ("en", None))
+
+
+def test_the_terms_of_several_glossaries_in_turn_are_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server whose requests had two glossaries encoded all terms at each request."""
+    encode, encoded = Tokenizer.encode_batch, []
+
+    def noted(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+        encoded.append(texts)
+        return encode(tokenizer, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", noted)
+    glossaries = [as_glossary({"cat": "mat"}), as_glossary({"dog": "sat"})]
+    model, other = model_of("vaswani2017"), model_of("vaswani2017")
+    for _ in range(2):
+        for glossary in glossaries:
+            assert model.options(glossary=glossary).glossary is glossary
+    assert encoded == [["mat"], ["sat"]]
+    other.options(glossary=glossaries[0])  # of another tokenizer, which may lack some
+    assert encoded[2:] == [["mat"]]
 
 
 @pytest.mark.parametrize(

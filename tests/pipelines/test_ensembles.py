@@ -190,7 +190,7 @@ SHARED = {  # equal in all models of an ensemble, or taken from the first
     "batches", "chat_encoder", "chat_rows", "check_ids", "check_lengths", "completed", "encode",
     "end_ids", "has_tokenizer", "ids", "kind", "leave_out", "length_limit", "options", "pair_ids",
     "prompt_ids", "rows_of", "src_tokenizer", "tgt_tokenizer", "tokenizer", "default_options",
-    "kept", "first_id", "sources", "target_ids", "checked_glossary",
+    "kept", "first_id", "sources", "target_ids",
     "token_alignments",  # no alignment for all outputs
 }  # fmt: skip
 REFUSED: dict[str, Any] = {

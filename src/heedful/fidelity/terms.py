@@ -111,7 +111,10 @@ class Glossary:
     Attributes:
         name: of the file, for messages.
         left_out: terms whose translations a model cannot write; they are not required.
+        checked_for: the tokenizer that has tokens for all translations; None: it is not known.
     """
+
+    checked_for: object = None
 
     def __init__(
         self,

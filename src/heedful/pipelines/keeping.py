@@ -55,9 +55,9 @@ def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
     own = model.metadata.src_language, model.metadata.tgt_language
     given = options.get("src_language"), options.get("tgt_language")
     glossary = as_glossary(value, (given[0] or own[0], given[1] or own[1]))
-    if glossary is model.checked_glossary:
-        return glossary
     tokenizer = model.tgt_tokenizer
+    if glossary.checked_for is tokenizer:
+        return glossary
     targets = [*dict.fromkeys(target for term in glossary.terms for target in term.targets)]
     rows = tokenizer.encode_batch(targets)
     unknown = {
@@ -75,7 +75,7 @@ def glossary_for(model: "Translator", options: Mapping[str, Any]) -> Glossary:
                 "leave it out",
             )
         glossary = kept
-    model.checked_glossary = glossary
+    glossary.checked_for = tokenizer
     return glossary
 
 

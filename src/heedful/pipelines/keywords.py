@@ -11,7 +11,7 @@ from heedful.options import Normalization, StopRule, TooLong
 INTERNAL = frozenset(
     (
         *("backend_for", "backend_for_row", "backend_with", "batches", "chat_encoder", "chat_rows"),
-        *("check_ids", "check_lengths", "checked_glossary", "classify_rows", "completed"),
+        *("check_ids", "check_lengths", "classify_rows", "completed"),
         *("default_options", "encode_pairs", "file_writer", "fill_rows", "first_id", "generations"),
         *("ids_with_masks", "kept", "leave_out", "length_limit", "masked_rows", "note_once"),
         *("report_failure", "request", "request_of_batch", "request_with", "rows_of"),

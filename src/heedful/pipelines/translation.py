@@ -37,7 +37,6 @@ class Translator(Generator):
 
     kind = "translator"
     default_options = {"beam_size": 5}  # noqa: RUF012
-    checked_glossary: Glossary | None = None  # the last one, whose terms have tokens
 
     @property
     def ids(self) -> GenerationIds:
