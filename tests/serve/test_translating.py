@@ -534,6 +534,39 @@ def test_requests_that_wait_together_have_the_fields_that_each_asked_for(served:
     assert tokens["alignments"][0]["source"] == ["▁a", "▁dog"]
 
 
+def test_texts_of_a_batch_are_searched_again_in_their_own_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose sources begin with a tag, all were searched in that of the first one."""
+    from heedful.serve.glossaries import Glossaries
+    from running_server import running
+
+    model, path, held = model_of("vaswani2017"), tmp_path / "terms.tsv", threading.Event()
+    tags = {"en": "the", "fr": "dog"}
+    model.metadata = replace(model.metadata, src_language="de", language_tags=tags)
+    path.write_text("cat\tmat sat\nran\tmat sat\n")
+    search, searched = model.generations, set()
+
+    def noted(texts: list[str], options: Any, **more: Any) -> Any:
+        searched.update((text, options.tgt_language) for text in texts)
+        return search(texts, options, **more)
+
+    monkeypatch.setattr(model, "generations", noted)
+    bodies = [{"q": "the cat", "target": "en"}, {"q": "a dog ran", "target": "fr"}]
+    with running({"m": model}) as server, ThreadPoolExecutor(len(bodies)) as pool:
+        served = server.server.registry.models["m"]
+        served.glossaries = Glossaries("m", model, path)
+        served.worker.submit(held.wait)
+        answers = pool.map(
+            lambda body: call(server, "/translate", {**body, "source": "de"}), bodies
+        )
+        while len(served._jobs) < len(bodies):
+            time.sleep(0.002)
+        held.set()
+        assert [status for status, _ in answers] == [200, 200]
+    assert searched == {("the cat", "en"), ("a dog ran", "fr")}
+
+
 def test_a_converted_backend_has_scores_and_alignments_too(tmp_path: Path) -> None:
     """The net itself aligns what the backend translates."""
     pytest.importorskip("ctranslate2")

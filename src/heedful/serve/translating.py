@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -374,9 +374,22 @@ async def translation_job(
         return list(zip(found, aligned, strict=True))
 
     sizes = list(map(len, rows))
-    key = ("translate", unit, tuple(sorted(options.items())))
+    key = _batch_key(model, unit, options, languages)
     items = list(zip(rows, lines, strict=True))
     return Job(key, items, sizes, run, rows_each=resolved.rows), sum(sizes)
+
+
+def _batch_key(
+    model: Translator, unit: Any, options: dict[str, Any], languages: dict[str, Any]
+) -> Hashable:
+    """`Job.key` of sources.
+
+    For alignments and further searches the texts of a batch are read again, in the languages of its
+    first request.
+    """
+    reads_again = unit is not None or "glossary" in options or model.metadata.keep is not None
+    named = languages if reads_again else {}
+    return "translate", unit, tuple(sorted({**options, **named}.items()))
 
 
 def _alignments(
