@@ -276,6 +276,26 @@ def test_a_list_is_one_batch(served: Any) -> None:
     assert [entry["language"] for entry in answer["detectedLanguage"]] == ["de"] * 4
 
 
+def test_a_batch_is_as_large_as_the_servers_own_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model divided it by the number that was measured for it, or by 8,192."""
+    from heedful.backends.base import Settings
+    from heedful.backends.torch.eager import Eager
+    from running_server import running
+
+    model, sizes, outputs = model_of("vaswani2017"), [], Eager.outputs
+
+    def noted(eager: Any, rows: Any, request: Any) -> Any:
+        sizes.append(len(rows))
+        return outputs(eager, rows, request)
+
+    monkeypatch.setattr(Eager, "outputs", noted)
+    model.settings = Settings(batch_tokens=30)
+    body = {"q": ["the cat", "a dog ran", "cats"], "source": "de", "target": "en"}
+    with running({"m": model}, batch_tokens=300) as server:
+        assert call(server, "/translate", body)[0] == 200
+    assert sizes == [3]
+
+
 def test_a_translator_that_names_its_languages_goes_first(served: Any) -> None:
     """Others fit every direction, but only those directions that no translator names."""
     from backend_models import model_of

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,8 +68,11 @@ class ServedModel:
         backend = getattr(model, "backend", None)
         model.backend_is_named = False  # not by those who send requests
         self.glossaries = glossaries
-        measured = (backend.settings if backend else model.settings).batch_tokens
-        self.batch_tokens = settings.batch_tokens or measured or DEFAULTS["batch_tokens"]
+        if settings.batch_tokens is not None:  # the model would divide larger batches
+            for part in (model, backend) if backend else (model,):
+                part.settings = replace(part.settings, batch_tokens=settings.batch_tokens)
+        measured = (backend or model).settings.batch_tokens
+        self.batch_tokens = measured or DEFAULTS["batch_tokens"]
         deliver = in_loop(asyncio.get_running_loop())
         observe = metrics.batch_observer(name)
         workers = backend.settings.workers if backend else 1  # which share a batch
