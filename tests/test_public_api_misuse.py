@@ -310,6 +310,16 @@ def test_misuse_of_an_option_is_one_line(message: str, world: SimpleNamespace) -
     assert_refused(lambda w: w.lm.generate("the", **options), world, message)
 
 
+@pytest.mark.parametrize(("right", "wrong"), [(1, True), (2, 2.0)])
+def test_an_option_is_checked_where_an_equal_one_was_given_before(
+    right: int, wrong: Any, world: SimpleNamespace
+) -> None:
+    expected = world.lm.options(beam_size=right)
+    with pytest.raises(heedful.UserError, match="beam_size must be a whole number, not"):
+        world.lm.options(beam_size=wrong)
+    assert world.lm.options(beam_size=right) is expected
+
+
 def test_lists_without_items_give_lists_without_items(world: SimpleNamespace) -> None:
     assert world.lm.generate([]) == world.lm.score([]) == world.lm.encode([]) == []
     assert world.translator.translate([]) == world.translator.score([], []) == []

@@ -38,8 +38,8 @@ class Generator(SavedModel):
     default_options: ClassVar[dict[str, Any]] = {}  # defaults where the metadata has none
     backend: GenerationBackend | None
     _notes: frozenset[str] | set[str] = frozenset()  # of requests that the backend cannot run
-    # The last call's keywords, metadata and settings, and the resulting options. Checking them
-    # takes as long as a small model takes to generate.
+    # The last call's keywords with their types, metadata and settings, and the resulting options.
+    # Checking them takes as long as a small model takes to generate.
     _last: tuple[dict[str, Any], ModelMetadata, Settings | None, Options] | None = None
     _last_request: GenerationRequest | None = None
 
@@ -212,14 +212,9 @@ class Generator(SavedModel):
         """Options with the model's defaults; raises UserError for an unknown one."""
         last, metadata = self._last, self.metadata
         settings = self.backend.settings if self.backend else self.settings
-        is_plain = _PLAIN.issuperset(map(type, keywords.values()))
-        if (
-            is_plain
-            and last
-            and last[0] == keywords
-            and last[1] is metadata
-            and last[2] is settings
-        ):
+        given = {name: (type(value), value) for name, value in keywords.items()}  # True equals 1
+        is_plain = all(kind in _PLAIN for kind, _ in given.values())
+        if is_plain and last and last[0] == given and last[1] is metadata and last[2] is settings:
             return last[3]
         measured = settings.batch_tokens
         more = {"batch_tokens": measured} if measured else {}
@@ -227,7 +222,7 @@ class Generator(SavedModel):
             {**self.default_options, **metadata.options, **more}
         )
         if is_plain:
-            self._last = keywords, metadata, settings, resolved
+            self._last = given, metadata, settings, resolved
         return resolved
 
     def completed(self, options: Options) -> Options:
