@@ -12,6 +12,7 @@ import pytest
 
 from document_samples import DOCX_RUNS, SRT, TEXTS, make_docx
 from heedful.documents import FORMATS, read_document
+from heedful.serve.multipart import fields_of
 from running_server import running, wait_for_free_slots
 
 
@@ -195,6 +196,21 @@ def test_a_second_file_is_refused_and_a_second_text_is_not_lost(served: Any) -> 
     texts = [('name="q"', "the cat"), ('name="q"', "a dog")]
     status, answer = sent(target, *texts, path="/translate")
     assert (status, len(answer["translatedText"])) == (200, 2)
+
+
+def test_names_of_a_form_need_no_quotes() -> None:
+    """As by .NET's clients, whose forms were refused as broken."""
+    file = "file; filename=a.txt; filename*=utf-8''a.txt"
+    body = "".join(
+        f"--a\r\nContent-Disposition: form-data; name={name}\r\n\r\n{text}\r\n"
+        for name, text in (("target", "en"), ('"q"', "the cat"), (file, "a dog"))
+    )
+    assert fields_of("multipart/form-data; boundary=a", f"{body}--a--\r\n".encode()) == [
+        ("target", "en"),
+        ("q", "the cat"),
+        ("file", base64.b64encode(b"a dog").decode()),
+        ("filename", "a.txt"),
+    ]
 
 
 def test_an_unknown_file_is_404(served: Any) -> None:

@@ -11,7 +11,7 @@ from heedful.serve.errors import HttpError
 
 MEDIA_TYPE = "multipart/form-data"
 _MAX_PARTS = 100
-_PARAMETER = re.compile(r';\s*(\w+)="([^"]*)"')
+_PARAMETER = re.compile(r';\s*(\w+)=(?:"([^"]*)"|([^\s";]+))')  # .NET's clients quote no word
 
 
 def fields_of(content_type: str, body: bytes) -> list[tuple[str, str]]:
@@ -55,4 +55,4 @@ def _parameters(part: Message) -> dict[str, str]:
     """The parameters of the part's header; browsers write names of files in UTF-8."""
     raw = {key.lower(): str(value) for key, value in part.raw_items()}
     text = raw.get("content-disposition", "").encode("utf-8", "surrogateescape").decode()
-    return {match[1].lower(): match[2] for match in _PARAMETER.finditer(text)}
+    return {match[1].lower(): match[2] or match[3] or "" for match in _PARAMETER.finditer(text)}
