@@ -24,7 +24,7 @@ SCORE = LengthScore("average", 0.7)
 class LogitTable:
     """A state whose logits are those of a table plus a constant; it checks the number of rows."""
 
-    has_logits = True
+    has_logits, longest = True, 99
 
     def __init__(self, seed: int, start: list[list[int]], holes: float = 0.0) -> None:
         self.function = from_rows(random_rows(seed, SIZE, holes))

@@ -154,6 +154,22 @@ def test_a_prompt_whose_limit_is_below_min_new_tokens_is_named(
         next(model.stream(rows[1], min_new_tokens=5))
 
 
+def test_a_greedy_output_outgrows_a_language_model_from_its_last_half() -> None:
+    """Without rules, as of imported models, it continued from its last token alone."""
+    model, ids = model_of("gpt2", max_length=12), [6, 7, 8]
+    for options in ({}, {"presence_penalty": 0.0}):
+        output, first = list(ids), 0
+        [actual] = model.generate([ids], beam_size=1, max_new_tokens=40, **options)
+        for token in actual:
+            if len(output) - first > model.config.max_length:
+                first = len(output) - model.config.max_length // 2
+            with torch.no_grad():
+                logits = model.net(torch.tensor([output[first:]]))[0, -1]
+            assert token == int(logits.argmax())
+            output.append(token)
+        assert len(actual) > model.config.max_length
+
+
 @pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
 def test_an_eos_with_the_id_of_padding_is_no_padding(name: str) -> None:
     """Padding is filled with id 0: a prompt may contain it, and an output may end in it."""

@@ -232,9 +232,11 @@ class LogitState(State, Protocol):
 
     Attributes:
         has_logits: `next_logits` can be called.
+        longest: up to so many tokens of a row, all calls but the first read its last one alone.
     """
 
     has_logits: bool
+    longest: int
 
     def next_logits(self, prefixes: Int[Tensor, "N t"]) -> Float[Tensor, "N V"]:
         """Logits after each row, in memory that the caller may write to."""

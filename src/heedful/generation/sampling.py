@@ -167,6 +167,7 @@ class Sampler(Search):
     outputs: list[tuple[list[int], list[float]]] = field(default_factory=list, init=False)
     _ended: set[int] = field(default_factory=set, init=False)  # rows of the result
     _logit_state: LogitState | None = field(default=None, init=False)  # None: it is not read
+    _reads_last: bool = field(default=False, init=False)  # only new tokens are read
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,6 +179,8 @@ class Sampler(Search):
         is_faster = not self.scores or self.request.start.device.type == "cpu"
         if needs_order_only and is_faster and getattr(self.state, "has_logits", False):
             self._logit_state = cast(LogitState, self.state)
+            most = self.request.start.size(1) + max(self.request.max_new_tokens, default=0) - 1
+            self._reads_last = not self.request.rules and most <= self._logit_state.longest
 
     def __iter__(self) -> Iterator[SampledStep]:
         """Decode until every row has ended."""
@@ -231,7 +234,7 @@ class Sampler(Search):
                 normalizer = logits.logsumexp(1, keepdim=True) if self.scores else 0.0
                 largest, token = first_largest(self.under_rules(logits, tokens, step, is_open))
                 values += [token, largest - normalizer]
-                if not self.request.rules:  # the state alone reads tokens: the new ones
+                if self._reads_last:
                     tokens = token
                     continue
             else:
