@@ -134,6 +134,50 @@ def test_xliff_leaves_out_what_is_not_translated(tmp_path: Path) -> None:
     assert pairs_of(rows_of(tmp_path, "b.xliff", XLIFF2)) == [("Two", "Zwei")]
 
 
+def test_xliff_of_several_languages_has_the_pairs_of_its_languages(tmp_path: Path) -> None:
+    """Each file in an XLIFF file names its languages."""
+    unit = '<trans-unit id="1"><source>{}</source><target>{}</target></trans-unit>'
+    inside = '<file source-language="{}" target-language="{}"><body>' + unit + "</body></file>"
+    parts = [("en-US", "de", "Two", "Zwei"), ("en", "fr", "One", "Un"), ("de", "en", "Eins", "One")]
+    content = "".join(inside.format(*part) for part in parts)
+    for languages, pairs, num_others in (
+        (LANGUAGES, [("Two", "Zwei"), ("One", "Eins")], 1),
+        ({"src": "fr"}, [("Un", "One")], 2),
+        ({}, [("Two", "Zwei"), ("One", "Eins")], 1),
+    ):
+        rows = rows_of(tmp_path, "a.xlf", f"<xliff>{content}</xliff>", languages=languages)
+        assert pairs_of(rows) == pairs
+        assert rows.report.left_out == {"in other languages": num_others}
+
+
+def test_codes_of_a_translation_have_the_tags_of_its_source(tmp_path: Path) -> None:
+    """Also where their order differs; codes without a name are numbered in their order."""
+    bold, line = '<bpt i="{}" x="1"/>{}<ept i="{}"/>', '<ph x="2"/>'
+    for source, target, expected in (
+        (
+            f"A {bold.format(1, 'b', 1)} {line}",
+            f"{line} {bold.format(2, 'b', 2)} A",
+            ("A <g1>b</g1> <x2/>", "<x2/> <g1>b</g1> A"),
+        ),
+        (f"{line}<ph/>", f"<ph/><hi>c</hi>{line}", ("<x1/><x2/>", "<x2/><g3>c</g3><x1/>")),
+        ("<ph/><hi>a</hi>", "<hi>a</hi><ph/>", ("<x1/><g2>a</g2>", "<g1>a</g1><x2/>")),
+        (f"a {line}", f"&lt;x1/> {line}{line}", ("a <x1/>", "<x1/> <x2/><x3/>")),
+        (f"a {line}", f"{line}{line}", ("a <x1/>", "<x1/><x2/>")),
+        (f"{line}", "<hi x='2'>a</hi>", ("<x1/>", "<g1>a</g1>")),
+    ):
+        tuvs = f'<tuv xml:lang="en"><seg>{source}</seg></tuv><tuv xml:lang="de"><seg>{target}</seg>'
+        content = f'<tmx version="1.4"><body><tu>{tuvs}</tuv></tu></body></tmx>'
+        assert pairs_of(rows_of(tmp_path, "a.tmx", content)) == [expected]
+    unit = '<source>{}</source><target state="final">{}</target>'
+    swapped = unit.format('<g id="a">A</g> <x id="b"/>', '<x id="b"/> <g id="a">B</g>')
+    content = XLIFF.replace(unit.format("Three", "Drei"), swapped)
+    assert content != XLIFF
+    expected = ("<g1>A</g1> <x2/>", "<x2/> <g1>B</g1>")
+    assert pairs_of(rows_of(tmp_path, "a.xlf", content)) == [expected]
+    back = rows_of(tmp_path, "a.xlf", content, languages={"src": "de", "tgt": "en"})
+    assert pairs_of(back) == [expected[::-1]]
+
+
 def test_po_and_mo_have_plural_forms_and_no_fuzzy_messages(tmp_path: Path) -> None:
     content = PO.replace('charset=UTF-8\\n"', 'charset=UTF-8\\n"\n"Language: de\\n"')
     content = content.replace('[0] ""', '[0] "eine Datei"').replace('[1] ""', '[1] "%d Dateien"')

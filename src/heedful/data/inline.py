@@ -4,7 +4,7 @@ The names of the tags are those of OmegaT's XLIFF filter, which translators know
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,11 +19,13 @@ class InlinePiece(NamedTuple):
     Attributes:
         raw: the text of a `text`, unescaped; of a code its source in the file.
         pair: of `open` and `close`: what both have, such as the number of a `bpt` and its `ept`.
+        name: of a code: what the same code in a translation has too; "": unknown.
     """
 
     kind: Kind
     raw: str
     pair: str = ""
+    name: str = ""
 
 
 class TagError(ValueError):
@@ -94,18 +96,22 @@ def split_at_tags(text: str) -> list[str]:
     return [part for part in (*parts, text[start:]) if part]
 
 
-def tagged(pieces: Iterable[InlinePiece]) -> TaggedText:
+def tagged(pieces: Iterable[InlinePiece], source: TaggedText | None = None) -> TaggedText:
     """The text of pieces, with tags numbered in their order.
 
     A number whose tag is a part of the text itself is left out, so that no text is taken for a tag.
     A code whose other half is missing gets a tag of its own.
+
+    Args:
+        source: the text that it translates: a code that is there too, by its name, has its number.
     """
     pieces = list(pieces)
     taken = {match[0] for piece in pieces if piece.kind == "text" for match in _tags_in(piece.raw)}
     partners = partners_of(pieces)
+    known = _known_numbers(pieces, partners, taken, source)
     parts: list[str] = []
     codes: dict[str, InlinePiece] = {}
-    number, names = 0, dict[int, str]()
+    number, used, names = 0, {*known.values()}, dict[int, str]()
     for index, piece in enumerate(pieces):
         if piece.kind == "text":
             parts.append(piece.raw)
@@ -114,16 +120,45 @@ def tagged(pieces: Iterable[InlinePiece]) -> TaggedText:
         if piece.kind == "close" and partner is not None:
             tag = f"</{names[partner]}>"
         else:
-            number += 1
-            while taken.intersection((f"<g{number}>", f"</g{number}>", f"<x{number}/>")):
+            own = known.get(index)
+            if own is None:
                 number += 1
+                while number in used or not taken.isdisjoint(_tags_of(number)):
+                    number += 1
+                own = number
             is_pair = piece.kind == "open" and partner is not None
-            names[index] = f"g{number}"
-            tag = f"<g{number}>" if is_pair else f"<x{number}/>"
+            names[index] = f"g{own}"
+            tag = f"<g{own}>" if is_pair else f"<x{own}/>"
             piece = piece if is_pair else piece._replace(kind="alone")
         codes[tag] = piece
         parts.append(tag)
     return TaggedText("".join(parts), codes)
+
+
+def _known_numbers(
+    pieces: Sequence[InlinePiece],
+    partners: Mapping[int, int],
+    taken: Set[str],
+    source: TaggedText | None,
+) -> dict[int, int]:
+    """The numbers of the codes that the source has too, each once, by their index in `pieces`."""
+    numbers: dict[tuple[str, str], int] = {}
+    for tag, piece in source.codes.items() if source is not None else ():
+        if piece.name and piece.kind != "close":
+            numbers.setdefault((piece.kind, piece.name), int(tag.strip("<gx/>")))
+    known: dict[int, int] = {}
+    for index, piece in enumerate(pieces):
+        kind = "open" if piece.kind == "open" and index in partners else "alone"
+        if piece.kind == "close" and index in partners:
+            continue
+        number = numbers.pop((kind, piece.name), None)
+        if number is not None and taken.isdisjoint(_tags_of(number)):
+            known[index] = number
+    return known
+
+
+def _tags_of(number: int) -> tuple[str, str, str]:
+    return f"<g{number}>", f"</g{number}>", f"<x{number}/>"
 
 
 def trimmed(pieces: Sequence[InlinePiece]) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from heedful import extras
 from heedful.data.cues import STYLE, Cue, aligned_by_time, read_cues
@@ -25,6 +26,7 @@ from heedful.errors import UserError, format_names
 from heedful.files import is_charset, line_of_byte
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
+Languages: TypeAlias = tuple[str | None, str | None]  # of sources and targets
 PAIR_FORMATS = ("tmx", "xliff", "po", "mo")
 LARGEST_CATALOGUE = 1 << 28  # bytes; catalogues and subtitles are read whole
 
@@ -80,7 +82,7 @@ def _tmx(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
             yield FileRow(node.line, (), f"without {src} and {tgt}", parts.take_bytes())
             continue
         num_pairs += 1
-        texts = tuple(_text(segment) for segment in segments if segment is not None)
+        texts = _texts(*(segment for segment in segments if segment is not None))
         yield FileRow(node.line, texts, "", parts.take_bytes())
     root = reader.root.name if reader.root else ""
     if root != "tmx":
@@ -112,15 +114,19 @@ def _tmx_languages(
 
 def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     parts, reader = _Parts(path), NodeReader(str(path), {"trans-unit", "segment"})
-    is_checked = is_swapped = False
+    is_swapped: dict[Languages, bool | None] = {}  # by languages: a file may hold several
     for node, around in reader.read(parts):
-        if not is_checked:
-            is_checked, is_swapped = (
-                True,
-                _is_swapped(str(path), _xliff_languages(around), src, tgt),
-            )
+        own = _xliff_languages(around)
+        if own not in is_swapped:
+            is_swapped[own] = _is_swapped(own, (src, tgt))
+            if is_swapped[own] is not None:  # a language that is not given is that of the first
+                first, second = own[::-1] if is_swapped[own] else own
+                src, tgt = src or first, tgt or second
         num_bytes = parts.take_bytes()
         source, target = node.child("source"), node.child("target")
+        if is_swapped[own] is None:
+            yield FileRow(node.line, (), "in other languages", num_bytes)
+            continue
         if source is None or target is None or not target.text.strip():
             yield FileRow(node.line, (), "without a translation", num_bytes)
             continue
@@ -128,46 +134,56 @@ def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
         if state in _UNFINISHED and node.attributes.get("approved") != "yes":
             yield FileRow(node.line, (), "unfinished", num_bytes)
             continue
-        texts = _text(source), _text(target)
-        yield FileRow(node.line, texts[::-1] if is_swapped else texts, "", num_bytes)
+        texts = _texts(source, target)
+        yield FileRow(node.line, texts[::-1] if is_swapped[own] else texts, "", num_bytes)
     if reader.root is None or reader.root.name != "xliff":
         root = reader.root.name if reader.root else ""
         raise UserError(f"{path} is not XLIFF: its root is {root}; name another file")
+    if is_swapped and all(value is None for value in is_swapped.values()):
+        raise _other_languages(path, next(iter(is_swapped)), (src, tgt))
 
 
-def _xliff_languages(around: Sequence[Node]) -> tuple[str | None, str | None]:
+def _xliff_languages(around: Sequence[Node]) -> Languages:
     attributes = {name: value for node in around for name, value in node.attributes.items()}
     source = attributes.get("srcLang") or attributes.get("source-language")
     return source, attributes.get("trgLang") or attributes.get("target-language")
 
 
-def _is_swapped(
-    name: str, own: tuple[str | None, str | None], src: str | None, tgt: str | None
-) -> bool:
-    """True for a file from the target into the source language.
+def _is_swapped(own: Languages, wanted: Languages) -> bool | None:
+    """True for texts from the target into the source language; None: they are of others."""
+
+    def fits(wanted: Languages) -> bool:
+        pairs = zip(own, wanted, strict=True)
+        return all(a is None or b is None or is_same_language(a, b) for a, b in pairs)
+
+    return False if fits(wanted) else True if fits(wanted[::-1]) else None
+
+
+def _is_catalogue_swapped(path: Path, language: str | None, wanted: Languages) -> bool:
+    """`_is_swapped` for a catalogue, which names the language of its translations alone.
 
     Raises:
         UserError: its languages are others.
     """
+    own = None, language or None
+    is_swapped = _is_swapped(own, wanted)
+    if is_swapped is None:
+        raise _other_languages(path, own, wanted)
+    return is_swapped
 
-    def fits(wanted: tuple[str | None, str | None]) -> bool:
-        pairs = zip(own, wanted, strict=True)
-        return all(a is None or b is None or is_same_language(a, b) for a, b in pairs)
 
-    if fits((src, tgt)):
-        return False
-    if fits((tgt, src)):
-        return True
+def _other_languages(path: Path, own: Languages, wanted: Languages) -> UserError:
     listed = f"{own[0] or 'an unnamed language'} to {own[1] or 'an unnamed language'}"
-    raise UserError(
-        f"{name} is from {listed}, not from {src} to {tgt}; leave it out, or set"
+    return UserError(
+        f"{path} is from {listed}, not from {wanted[0]} to {wanted[1]}; leave it out, or set"
         " data.src_language and data.tgt_language to its languages"
     )
 
 
-def _text(node: Node) -> str:
-    """The text of a segment with tags for its codes."""
-    return tagged(pieces_of(node)).text
+def _texts(source: Node, target: Node) -> tuple[str, str]:
+    """The texts of a segment and of its translation, with equal tags for equal codes."""
+    tagged_source = tagged(pieces_of(source))
+    return tagged_source.text, tagged(pieces_of(target), tagged_source).text
 
 
 def _whole(path: Path) -> bytes:
@@ -199,8 +215,7 @@ def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     entries, num_obsolete = read_entries(text.split("\n"), str(path))
     header = next((entry.texts["msgstr"] for entry in entries if entry.is_header), "")
     fields = dict(header_fields(header))
-    own = None, fields.get("Language") or None
-    is_swapped = _is_swapped(str(path), own, src, tgt)
+    is_swapped = _is_catalogue_swapped(path, fields.get("Language"), (src, tgt))
     for entry in entries:
         if not entry.is_header:
             yield from _entry_units(
@@ -232,9 +247,8 @@ def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     except (OSError, ValueError, IndexError, LookupError, struct.error, MemoryError) as error:
         reason = str(error).replace("\n", " ") or type(error).__name__
         raise UserError(f"{path} is not a compiled catalogue, or damaged: {reason}") from None
-    is_swapped = _is_swapped(
-        str(path), (None, catalogue.metadata.get("Language") or None), src, tgt
-    )
+    language = catalogue.metadata.get("Language")
+    is_swapped = _is_catalogue_swapped(path, language, (src, tgt))
     of_one = plural_form_of_one(catalogue.metadata)
     size = path.stat().st_size // max(len(catalogue), 1)
     for number, entry in enumerate(catalogue, 1):

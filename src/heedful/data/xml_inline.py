@@ -39,13 +39,15 @@ def _as_piece(raw: Raw, entry: tuple[str, str | Node]) -> InlinePiece:
     kind, part = entry
     if isinstance(part, str):
         return InlinePiece("text", part)
+    names = part.attributes
+    # `x` of TMX is equal in all languages, as is `id` of XLIFF.
+    name = names.get("x") or names.get("id") or ""
     if kind == "open":
-        return InlinePiece("open", raw(part.start, part.inner), f"element {part.start}")
+        return InlinePiece("open", raw(part.start, part.inner), f"element {part.start}", name)
     if kind == "close":
         return InlinePiece("close", raw(part.inner_end, part.end), f"element {part.start}")
     whole = raw(part.start, part.end)
     if kind == "alone":
-        return InlinePiece("alone", whole)
-    names = part.attributes
+        return InlinePiece("alone", whole, name=name)
     number = names.get("i") or names.get("rid") or names.get("id") or ""
-    return InlinePiece("open" if kind == "begin" else "close", whole, f"number {number}")
+    return InlinePiece("open" if kind == "begin" else "close", whole, f"number {number}", name)
