@@ -159,6 +159,12 @@ def test_text_that_is_not_utf_8_and_labels_that_are_missing(tmp_path: Path) -> N
     table = with_classes(pa.table({"text": ["a"], "label": [-1]}), "label", ["no", "yes"])
     with pytest.raises(UserError, match="line 1: no label"):
         read_rows([written(tmp_path / "t", table)], LABELED)
+    table = pa.table({"text": ["a"], "label": [[0, -1]]})
+    features = {"label": {"feature": {"names": ["no", "yes"], "_type": "ClassLabel"}}}
+    content = {"huggingface": json.dumps({"info": {"features": features}})}
+    path = written(tmp_path / "lists", table.replace_schema_metadata(content))
+    with pytest.raises(UserError, match="'label' holds the label -1, which has no class name"):
+        read_rows([path], LABELED)
 
 
 def test_other_folders_are_errors(tmp_path: Path) -> None:

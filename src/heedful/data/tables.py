@@ -252,6 +252,12 @@ def _converter(
         if classes and isinstance(value, int):  # -1: no label
             return classes[value] if 0 <= value < len(classes) else ""
         if classes and isinstance(value, list):
+            wrong = [index for index in value if index not in range(len(classes))]
+            if wrong:
+                raise UserError(
+                    f"{file}: {name!r} holds the label {wrong[0]}, which has no class name; leave "
+                    "its rows out"
+                )
             value = [classes[index] for index in value]
         label = label_text(value)
         if label is None:
