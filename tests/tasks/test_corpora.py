@@ -14,9 +14,10 @@ import heedful
 from encoder_runs import PreparedTask, assert_resumes, recipe_of, sentences, write
 from heedful.cli.app import make_app
 from heedful.config import Recipe, parse_recipe
-from heedful.data.columns import rows_of
+from heedful.data.columns import Columns, pack_ids, rows_of
 from heedful.data.draws import EpochDraw
 from heedful.data.plans import plan_batches, plan_windows
+from heedful.data.reports import DataReport
 from heedful.data.special_tokens import allow_in_texts, tag_id
 from heedful.data.tokenizer import Tokenizer, train_tokenizer
 from heedful.dry_run import estimate_run
@@ -26,7 +27,7 @@ from heedful.plan.work import Work
 from heedful.run import train
 from heedful.tasks import epochs as tasks_epochs
 from heedful.tasks.corpora import corpus_shares, language_tags
-from heedful.tasks.epochs import EpochBatches
+from heedful.tasks.epochs import EpochBatches, corpus_tokens
 from heedful.tasks.run_data import Inherited
 from heedful.tasks.translation import Translation
 from heedful.training.events import Evaluated, RunStarted, StepDone
@@ -562,3 +563,10 @@ def test_a_corpus_without_rows_is_refused(recipe, tmp_path) -> None:
     keys = {"data.corpora.fr.src": long, "data.corpora.fr.tgt": long}
     with pytest.raises(UserError, match=r"data\.corpora: no row of fr is left to train on"):
         PreparedTask(recipe.replace(keys), tmp_path)
+
+
+def test_labels_are_no_tokens_of_a_corpus() -> None:
+    columns = {"text": pack_ids([[1, 2, 3], [4, 5]], 9), "labels": pack_ids([[0, 1], []], 2)}
+    train = Columns(columns, DataReport(2, 2), {"corpora": [("a", 0, 1), ("b", 1, 2)]})
+    rows = np.arange(2)
+    assert corpus_tokens(train, rows, rows) == {"a": 3, "b": 2}

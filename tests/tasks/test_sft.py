@@ -156,13 +156,19 @@ def test_corpora_of_chats_are_mixed_by_weight_and_scored_alone(tmp_path: Path) -
     corpora["two"] = {"file": files[1]}
     recipe = tiny("sft", data__corpora=corpora, model={})
     recipe = recipe.replace({"tokenizer.vocab_size": None, "tokenizer.kind": "byte"})
-    recipe = recipe.replace({"data.max_length": 96})
+    recipe = recipe.replace({"data.max_length": 400})
     for packing in (True, False):
         objective = recipe.replace({"objective.packing": packing})
         task = PreparedTask(objective, tmp_path / f"data{packing}", "llama")
         chats = [int(i) for item in task.plan_epoch(0) for row in item for i in row]
         assert sorted(chat % COPY for chat in chats) == [0, 0, 1, 1, 2, 3]
         assert len({*chats}) == 6
+        epochs = EpochBatches(task.task, task.data)
+        plan = epochs.plan_epoch(0)
+        assert packing == any(len(row) > 1 for item in plan for row in item)
+        for item in plan:  # the last token of a chat is no input
+            batch = epochs.load_batch(0, item)
+            assert sum(batch.corpora.values()) == batch.num_tokens + sum(map(len, item))
     assert task.evaluate().corpora.keys() == {"one"}
 
 

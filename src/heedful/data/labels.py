@@ -26,7 +26,7 @@ ProblemType: TypeAlias = Literal["single_label", "multi_label", "regression"]
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
-_COLUMN = "labels"  # of ids; the outputs of a regression are `labels.0`, `labels.1`, …
+LABELS = "labels"  # the column of ids; the outputs of a regression are `labels.0`, `labels.1`, …
 
 
 class OtherLabel(str):
@@ -131,9 +131,9 @@ def label_columns(rows: Rows, names: Sequence[str], problem: ProblemType) -> dic
         UserError: a wrong label, or one that is not in `names` (with its line).
     """
     if problem == "single_label":
-        return {_COLUMN: label_ids(rows, names)}
+        return {LABELS: label_ids(rows, names)}
     if problem == "multi_label":
-        return {_COLUMN: pack_ids(_ids_of_sets(rows, _label_sets(rows), names), len(names))}
+        return {LABELS: pack_ids(_ids_of_sets(rows, _label_sets(rows), names), len(names))}
     table = np.zeros((len(rows), len(names)))
     for index, values in enumerate(_values(rows)):
         if len(values) != len(names):
@@ -142,7 +142,7 @@ def label_columns(rows: Rows, names: Sequence[str], problem: ProblemType) -> dic
                 f"{len(names)}; give each text the same number of values"
             )
         table[index] = values
-    return {f"{_COLUMN}.{output}": table[:, output] for output in range(len(names))}
+    return {f"{LABELS}.{output}": table[:, output] for output in range(len(names))}
 
 
 def label_targets(
@@ -150,14 +150,14 @@ def label_targets(
 ) -> Int64[np.ndarray, " B"] | Bool[np.ndarray, "B C"] | Float32[np.ndarray, "B C"]:
     """The labels of some rows: (B,) classes; (B, C), the classes that are true; (B, C), values."""
     if problem == "single_label":
-        return columns.numbers_of(_COLUMN, indices)
+        return columns.numbers_of(LABELS, indices)
     if problem == "multi_label":
-        sets = columns.sequences(_COLUMN).take(indices)
+        sets = columns.sequences(LABELS).take(indices)
         targets = np.zeros((len(indices), len(names)), bool)
         targets[np.repeat(np.arange(len(indices)), sets.lengths), sets.ids] = True
         return targets
     rows = rows_of(indices)
-    values = [columns.values(f"{_COLUMN}.{output}")[rows] for output in range(len(names))]
+    values = [columns.values(f"{LABELS}.{output}")[rows] for output in range(len(names))]
     return np.stack(values, 1).astype(np.float32)
 
 
@@ -165,7 +165,7 @@ def label_counts(columns: Columns, names: Sequence[str], problem: ProblemType) -
     """The number of rows with each label; empty for a regression and for rows without labels."""
     if problem == "regression" or not names:
         return {}
-    column = columns.columns[_COLUMN]
+    column = columns.columns[LABELS]
     ids = column.ids if isinstance(column, Sequences) else column
     return dict(zip(names, np.bincount(ids, minlength=len(names)).tolist(), strict=True))
 

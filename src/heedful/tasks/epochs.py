@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from heedful.data.buckets import pad_batch
 from heedful.data.collate import Batch
 from heedful.data.columns import Columns, Sequences, rows_of
+from heedful.data.labels import LABELS
 from heedful.data.plans import Windows
 from heedful.data.subword_sampling import SubwordSampler
 from heedful.tasks.corpora import corpus_shares
@@ -134,7 +135,8 @@ def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> d
     """The tokens of a planned batch by corpus, for data with several; both sides of pairs count.
 
     Args:
-        item: the planned batch: windows, or anything else for a batch of whole rows.
+        item: the planned batch: windows; a list of the rows that are packed into each row; or
+            anything else for a batch of whole rows.
         rows: (B,), the rows of the batch, or indices of copies of rows.
     """
     if isinstance(item, Windows):
@@ -144,7 +146,13 @@ def corpus_tokens(train: Columns, item: Any, rows: Int64[np.ndarray, " B"]) -> d
         rows = item.order[np.searchsorted(item.offsets, indices, side="right") - 1][inside]
         counts = np.ones(len(rows))
     else:
-        sides = [column for column in train.columns.values() if isinstance(column, Sequences)]
+        if isinstance(item, list) and all(isinstance(part, np.ndarray) for part in item):
+            rows = np.concatenate(item)
+        sides = [
+            column
+            for name, column in train.columns.items()
+            if isinstance(column, Sequences) and name != LABELS
+        ]
         counts = np.sum([side.take(rows).lengths for side in sides], axis=0)
     ends = np.array([corpus.end for corpus in train.corpora])
     numbers = np.searchsorted(ends, rows_of(rows), side="right")
