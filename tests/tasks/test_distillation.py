@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from heedful.config import Distillation, parse_recipe
 from heedful.data.prepared import cache_folder
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
+from heedful.pipelines import ModelMetadata
 from heedful.progress import Advance, use_display
 from heedful.run import train
 from heedful.tasks.distillation import (
@@ -344,6 +346,33 @@ def data_with_teacher_outputs(teachers):
         return run, sequence_distillation(run.data, run.task, master, backward, cache, print_line)
 
     return master, make
+
+
+def test_stored_outputs_of_a_model_for_many_languages_depend_on_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / WEIGHTS).write_bytes(b"")
+    keys: list[Any] = []
+    monkeypatch.setattr(
+        "heedful.tasks.distillation.prepare_once", lambda cache, key, *_: keys.append(key)
+    )
+    data: Any = SimpleNamespace(directory=tmp_path, splits={"train": []})
+    data.with_teacher_outputs = lambda directory: data
+    distillation = {"teacher": str(tmp_path), "level": "sequence"}
+    distillation["back_translation_models"] = [str(tmp_path)]
+    for codes in ({}, {"de": "__de__", "nl": "__nl__"}):
+        for language in ("de", "nl"):
+            content = {"data": {"src_language": language}, "distillation": distillation}
+            content |= {"task": "translation", "training": {"max_steps": 1}}
+            task: Any = SimpleNamespace(recipe=parse_recipe(content))
+            models: list[Any] = [
+                SimpleNamespace(metadata=ModelMetadata("m2m100", "translation", language_codes=of))
+                for of in ({}, codes)
+            ]
+            sequence_distillation(data, task, models[0], models[1:], tmp_path, str)
+    one, other, of_german, of_dutch = keys
+    assert one == other
+    assert of_german != of_dutch
 
 
 def test_sequences_are_the_teachers_translations(teachers, data_with_teacher_outputs, tmp_path):

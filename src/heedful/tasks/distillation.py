@@ -225,6 +225,8 @@ def sequence_distillation(
         "beam_size": settings.beam_size,
         "max_length": longest,
     }
+    if any(model.metadata.language_codes for model in (teacher, *backward)):
+        key["languages"] = languages
     passes = [Pass("teacher", teacher)]
     passes += [Pass("targets")] if settings.include_references else []
     passes += [Pass("backward", model) for model in backward]
