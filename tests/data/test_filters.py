@@ -102,6 +102,21 @@ def test_each_filter_keeps_what_its_definition_keeps(name: str) -> None:
     assert [tuple(example.texts.values()) for example in count.examples] == dropped
 
 
+@pytest.mark.parametrize(
+    ("setting", "row"),
+    [
+        ({"max_ratio": 1.4}, ("a" * 63, "a" * 45)),
+        ({"max_ratio": 2.3}, ("a" * 50, "a" * 115)),
+        ({"min_letters": 0.55}, ("a" * 55 + "1" * 45, "a")),
+        ({"min_script": 0.55}, ("a" * 55 + "ж" * 45, "ж")),
+    ],
+)
+def test_a_row_at_the_limit_is_kept(setting: dict, row: tuple[str, str]) -> None:
+    """Of a decimal limit whose product with a length is rounded to the other side."""
+    beyond = (row[0] + "ж1", row[1] + "1" * 90)
+    assert apply(setting, [pairs([row, beyond])])[0] == [row]
+
+
 @pytest.mark.parametrize(("part", "of"), [("row", (0, 1)), ("src", (0,)), ("tgt", (1,))])
 def test_repeated_rows_are_dropped_across_chunks(part: str, of: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)

@@ -157,7 +157,8 @@ class LengthRatio(Filter):
     def keep(self, rows: Rows) -> Kept:
         """True if the ratio is at most the limit."""
         src, tgt = (np.fromiter(map(num_characters, rows[c]), np.int64) for c in ("src", "tgt"))
-        return np.asarray(np.maximum(src, tgt) <= self.limit * np.minimum(src, tgt))
+        # A quotient is rounded to the limit where it is equal, a product with the limit is not.
+        return np.asarray(np.maximum(src, tgt) / np.maximum(np.minimum(src, tgt), 1) <= self.limit)
 
 
 class DifferentSides(Filter):
@@ -188,7 +189,7 @@ class LetterShare(Filter):
                 self._letters.counts(rows[column]),
                 self._visible.counts(rows[column]),
             )
-            is_kept &= letters >= self.limit * np.maximum(visible, 1)
+            is_kept &= letters / np.maximum(visible, 1) >= self.limit
         return is_kept
 
 
@@ -213,7 +214,8 @@ class ScriptShare(Filter):
         is_kept = np.ones(len(rows), dtype=bool)
         for column, expected in self._expected.items():
             letters = self._letters.counts(rows[column])
-            is_kept &= expected.counts(rows[column]) >= self.limit * letters
+            share = expected.counts(rows[column]) / np.maximum(letters, 1)
+            is_kept &= (share >= self.limit) | (letters == 0)
         return is_kept
 
 
