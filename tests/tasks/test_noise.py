@@ -326,7 +326,7 @@ def test_bos_stays_first_and_eos_last(
     assert (source[0] == BOS) == framed
     assert not {BOS, EOS} & set(source[framed:-1].tolist())
     if noise.kind == "bart":
-        assert target.tolist() == [*ids, EOS]
+        assert target.tolist() == [*[BOS] * framed, *ids, EOS]
 
 
 def test_barts_noises_compose_in_the_stated_order() -> None:

@@ -6,7 +6,7 @@ are those of the authors' `random_spans_noise_mask`), and BART's five transforma
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
@@ -39,7 +39,13 @@ class NoiseTokens:
 
 
 class Noise(Strict):
-    """A corruption of texts."""
+    """A corruption of texts.
+
+    Attributes:
+        restores_bos: the targets are whole texts, which begin with the text's BOS if it has one.
+    """
+
+    restores_bos: ClassVar[bool] = False
 
     def corrupt(
         self,
@@ -51,14 +57,16 @@ class Noise(Strict):
         """The source and the target of a stored text; both end in EOS.
 
         BOS at the start and EOS at the end of `ids` are not corrupted; BOS stays at the start of
-        the source. Masks for empty spans may make a source longer than `max_length`; it is then
-        truncated before its EOS.
+        the source, and of the target if that is the whole text. Masks for empty spans may make a
+        source longer than `max_length`; it is then truncated before its EOS.
         """
         start = int(len(ids) > 0 and ids[0] == tokens.bos_id)
         stop = len(ids) - int(len(ids) > start and ids[-1] == tokens.eos_id)
         text = ids.astype(np.int64)
         source, target = self.sides(text[start:stop], rng, tokens)
         source = np.concatenate([text[:start], source])
+        if self.restores_bos:
+            target = np.concatenate([text[:start], target])
         if max_length is not None and len(source) > max_length:
             source = np.concatenate([source[: max_length - 1], source[-1:]])
         return source, target
@@ -193,6 +201,7 @@ class BartNoise(Noise):
     exactly round(share x n) of n tokens, halves to even.
     """
 
+    restores_bos: ClassVar[bool] = True
     kind: Literal["bart"] = Field(
         "bart", description="BART noise: the targets are the whole texts."
     )
