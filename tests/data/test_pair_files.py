@@ -59,6 +59,18 @@ def test_tmx_has_any_pair_of_its_languages(tmp_path: Path) -> None:
     assert "2 left out as without de and fr" in rows.report.summary()
 
 
+def test_tmx_has_the_variant_in_the_script_of_its_language(tmp_path: Path) -> None:
+    content = THREE.replace('"de"', '"zh-TW"').replace('"FR-fr"', '"zh-SG"').replace('"fr"', '"zh"')
+    for language, texts in (
+        ("zh", ["c", "f <x>"]),
+        ("zh-CN", ["c", "f <x>"]),
+        ("zh-HK", ["b", "f <x>"]),
+        ("zh-TW", ["b", "f <x>"]),
+    ):
+        rows = rows_of(tmp_path, "a.tmx", content, languages={"src": "en", "tgt": language})
+        assert rows["tgt"] == texts, language
+
+
 def test_tmx_inline_codes_are_tags(tmp_path: Path) -> None:
     codes = '<bpt i="1">x</bpt>you<ept i="1">y</ept> <ph x="2"/><hi>h</hi>'
     content = THREE.replace("<seg>a</seg>", f"<seg>Hi {codes}</seg>")

@@ -1,16 +1,17 @@
 """The units of translation memories (TMX) by language."""
 
-from heedful.data.language_tags import language_of, standard_tag
+from heedful.data.language_tags import language_of, standard_tag, with_script
 from heedful.data.xml_nodes import Node
 
 
 def variant(unit: Node, language: str) -> Node | None:
     """The `tuv` of a unit in a language; `en` is also `en-US`.
 
-    One with the same tag goes before others of the language, of which the first counts.
+    One with the same tag goes before others in the same or usual script, and these before others of
+    the language; of each the first counts.
     """
     variants = [node for node in unit.children if node.name == "tuv" and node.language]
-    for form in (standard_tag, language_of):
+    for form in (standard_tag, with_script, language_of):
         for node in variants:
             if form(node.language or "") == form(language):
                 return node
