@@ -1,7 +1,9 @@
 """Errors that users can correct: one line, then exit code 2."""
 
+import copyreg
 import reprlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class UserError(ValueError):
@@ -21,6 +23,10 @@ class UserError(ValueError):
     ...     print(error)
     overrides: unknown key training.max_step; did you mean max_steps?
     """
+
+    def __reduce__(self) -> Any:
+        """For another process: without a call of the class, whose arguments may be others."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class DamagedError(UserError):
