@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from backend_models import model_of
+from backend_models import TEXTS, VOCAB, model_of
 from heedful.backends.base import Settings
 from heedful.backends.registry import open_conversion
 from heedful.backends.torch.eager import Eager
+from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.convert import convert_model
 from heedful.errors import UserError
-from heedful.pipelines import GenerationIds
+from heedful.pipelines import GenerationIds, open_net
 from heedful.pipelines.ensembles import ensemble
 from heedful.pipelines.metadata import Limits
 
@@ -60,6 +61,18 @@ def test_start_ids_count_towards_the_positions_of_the_net(
     assert steps == expected[0]
     for own in ({"beam_size": 3}, {"temperature": 1.0}, {"beam_size": 4, "require": [[9, 10]]}):
         assert [len(ids) for ids in model.generate(ROWS, **own, **options)] == [room, room]
+
+
+def test_a_prompt_that_is_cut_keeps_its_bos() -> None:
+    """The net was trained with it before every text."""
+    model = model_of("gpt2", max_length=4)
+    tokenizer = train_tokenizer(TEXTS, kind="bpe", vocab_size=VOCAB, template="bos")
+    model = open_net(model.net, model.config, model.metadata, tokenizer)
+    ids, options = tokenizer.encode(TEXTS[0]), model.options(too_long="truncate")
+    assert len(ids) > 4
+    assert model.prompt_ids([TEXTS[0]], options) == [[tokenizer.bos_id, *ids[-3:]]]
+    assert model.prompt_ids([ids], options) == [ids[-4:]]
+    assert model.num_truncated == 2
 
 
 def test_more_start_ids_than_positions_are_refused() -> None:

@@ -292,7 +292,7 @@ class SavedModel:
     ) -> None:
         """Check the lengths of rows; cut or empty those that are too long, in place.
 
-        A special token at the end of a cut row is kept.
+        A special token at the end of a cut row is kept, or those of the template at its start.
 
         Args:
             noun, numbers: of the rows, in messages; numbers are from 1 by default.
@@ -318,7 +318,9 @@ class SavedModel:
                 continue
             self.num_truncated += 1
             if cut_start:
-                del ids[:-longest]
+                prefix = [] if tokenizer is None else [*tokenizer.prefix_ids]
+                kept = len(prefix) if len(prefix) < longest and ids[: len(prefix)] == prefix else 0
+                del ids[kept : len(ids) - longest + kept]
                 continue
             specials = frozenset() if tokenizer is None else tokenizer.special_ids
             suffix = ids[-1:] if ids[-1] in specials else []

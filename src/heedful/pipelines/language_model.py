@@ -157,7 +157,7 @@ class LanguageModel(Generator):
 
         Args:
             options: without them texts of any length are accepted, which `score` divides. With
-                `too_long="truncate"` a prompt loses its beginning, since its end is continued.
+                `too_long="truncate"` a prompt loses its beginning after BOS: its end is continued.
 
         Raises:
             UserError: a prompt that is longer than the net, unless `too_long` allows it.
