@@ -15,7 +15,12 @@ from heedful.generation import beam_search, greedy_search
 from heedful.generation.hypotheses import top_k
 from heedful.generation.outputs import LengthScore
 from heedful.generation.rules import PresencePenalty, Temperature
-from heedful.generation.token_rules import BannedTokens, PrefixFunction, SequenceBias
+from heedful.generation.token_rules import (
+    BannedTokens,
+    ForcedTokens,
+    PrefixFunction,
+    SequenceBias,
+)
 from tables import (
     INF,
     Remembered,
@@ -334,6 +339,24 @@ def test_a_forced_prefix_comes_first_and_counts(seed: int, forced: list[int]) ->
         no_repeat_ngram_size=1,
     )  # fmt: skip
     assert greedy.ids[: len(forced)] == forced
+
+
+@pytest.mark.parametrize("is_mapping", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_certain_token_costs_nothing_in_a_forced_prefix(seed: int, is_mapping: bool) -> None:
+    """A forced BOS did, so that a prefix of another sentence changed which output is the best."""
+    rules = [ForcedTokens({0: 2} if is_mapping else [{0: 2}, {0: 2}], certain=True)]
+    function = from_rows(random_rows(seed, 5))
+    options = {"beam_size": 4, "num_return": 4, "eos_id": EOS, "max_new_tokens": 4, "rules": rules}
+    plain = beam_search(function, [[], []], **options)
+    actual = beam_search(function, [[], []], forced_prefix=[[2], [2, 3]], **options)
+    assert [(h.ids, h.score) for h in actual[0]] == [(h.ids, h.score) for h in plain[0]]
+    for hypothesis in actual[1]:
+        assert hypothesis.ids[:2] == [2, 3]
+        assert hypothesis.log_prob <= 0
+    allowed = [h for h in plain[1] if h.ids[:2] == [2, 3]]
+    for hypothesis in allowed:  # the same outputs cost the same
+        assert (hypothesis.ids, hypothesis.score) in [(h.ids, h.score) for h in actual[1]]
 
 
 @settings(max_examples=40, deadline=None)

@@ -80,7 +80,8 @@ class SearchRequest:
             no_repeat_ngram_size: no n-gram of this size occurs twice in the new tokens; 0: no rule.
                 The start does not count.
             forced_prefix: the first new tokens of each sentence, of any length. They override the
-                other rules and have the model's log-probabilities. EOS is allowed at the end only.
+                other rules and have the model's log-probabilities, or 0 where a rule makes the same
+                token certain. EOS is allowed at the end only.
             force_eos: at the last allowed token only EOS (the first of several) may follow. Its
                 log-probability counts, and the hypothesis is not finished.
             rules: logit rules, in order.
@@ -132,8 +133,7 @@ class SearchRequest:
         if any(prefixes):
             for sentence, tokens in enumerate(prefixes):
                 request._check_forced_prefix(sentence, tokens)
-            positions = [dict(enumerate(tokens)) for tokens in prefixes]
-            request.rules.append(ForcedTokens(positions, allow_impossible=False))
+            request.rules.append(_prefix_rule(prefixes, rules))
         return request
 
     @property
@@ -165,6 +165,20 @@ class SearchRequest:
         limit = self.max_new_tokens[sentence] - (self.force_eos and not ends)
         if len(tokens) > limit:
             raise UserError(f"{where} has {len(tokens)} tokens, but max_new_tokens leaves {limit}")
+
+
+def _prefix_rule(prefixes: Sequence[Sequence[int]], rules: Sequence[Rule]) -> ForcedTokens:
+    """Forces the prefix of each sentence, but for tokens that one of the rules makes certain."""
+    certain = [rule for rule in rules if isinstance(rule, ForcedTokens) and rule.certain]
+    positions = [
+        {
+            position: token
+            for position, token in enumerate(tokens)
+            if all(rule.of_sentence(sentence).get(position) != token for rule in certain)
+        }
+        for sentence, tokens in enumerate(prefixes)
+    ]
+    return ForcedTokens(positions, allow_impossible=False)
 
 
 def _start_tensor(start: Starts) -> Int[Tensor, "B t0"]:

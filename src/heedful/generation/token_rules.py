@@ -303,6 +303,10 @@ class ForcedTokens:
         """True if a token is forced at this position of any sentence."""
         return any(position in tokens for tokens in self._mappings())
 
+    def of_sentence(self, sentence: int) -> Mapping[int, int]:
+        """The forced tokens of a sentence by position."""
+        return self.tokens if isinstance(self.tokens, Mapping) else self.tokens[sentence]
+
     def _mappings(self) -> Sequence[Mapping[int, int]]:
         return [self.tokens] if isinstance(self.tokens, Mapping) else self.tokens
 
