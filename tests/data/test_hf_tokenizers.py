@@ -242,6 +242,57 @@ def test_the_settings_of_bert_win_over_the_normalizer_of_its_file(
     ) is is_generic
 
 
+@pytest.mark.parametrize("has_space", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gpt2", "GPT2Tokenizer"),
+        ("gpt2", None),
+        ("roberta", "RobertaTokenizer"),
+        ("roberta", "PreTrainedTokenizerFast"),
+        ("bart", "BartTokenizer"),
+    ],
+)
+def test_the_first_space_is_that_of_the_settings(
+    name: str,
+    kind: str | None,
+    has_space: bool,
+    directory_of: Callable[[str], tuple[Path, Any]],
+    tmp_path: Path,
+) -> None:
+    """Of the classes for byte-level BPE in transformers; others take the file as it is."""
+    directory, hf = directory_of(name)
+    hf.save_pretrained(tmp_path)
+    shutil.copy(directory / "config.json", tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["add_prefix_space"] = not has_space
+    write(tmp_path, "tokenizer.json", content)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"add_prefix_space": has_space, "tokenizer_class": kind}
+    if kind is None:  # that of the model's type
+        del settings["tokenizer_class"]
+    write(tmp_path, "tokenizer_config.json", settings)
+    assert_same(read(tmp_path), reference(tmp_path))
+    if not has_space:
+        del settings["add_prefix_space"]
+        write(tmp_path, "tokenizer_config.json", settings)
+        assert_same(read(tmp_path), reference(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_bos", "llama"])
+def test_bos_and_eos_are_those_of_the_template_of_the_file(
+    name: str, directory_of: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """As in transformers, whatever the settings say."""
+    directory, hf = directory_of(name)
+    hf.save_pretrained(tmp_path)
+    shutil.copy(directory / "config.json", tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for changes in ({"add_bos_token": name == "gpt2"}, {"add_eos_token": True}):
+        write(tmp_path, "tokenizer_config.json", settings | changes)
+        assert_same(read(tmp_path), reference(tmp_path))
+
+
 def test_missing_special_tokens(directory_of: Callable[[str], tuple[Path, Any]]) -> None:
     bert, gpt2, t5 = (read(directory_of(name)[0]) for name in ("bert", "gpt2", "t5"))
     assert bert.tokens([bert.unk_id]) == ["[UNK]"]

@@ -1,6 +1,6 @@
 """Read tokenizers of Hugging Face directories, and write them for `transformers`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -30,6 +30,7 @@ _SPM_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 _SHIFTED = "sentencepiece.bpe.model"  # name of files whose ids are shifted, differently by model
 _PLAIN = "sentencepiece"  # family of SentencePiece models whose ids are unchanged
 _END_OF_WORD = "</w>"
+_BYTE_LEVEL = ("gpt2", "roberta")  # families with byte-level BPE
 _BERT_NORMALIZER = {  # attributes of the normalizer -> keys of `tokenizer_config.json`
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -142,21 +143,24 @@ def _read_json(path: Path, settings: TokenizerSettings) -> Tokenizer:
     # The file may hold the truncation and padding of the batches that it was last used for.
     backend.no_truncation()
     backend.no_padding()
-    if settings.family == "bert" and settings.config.get("tokenizer_class") not in GENERIC:
-        _call_library(settings.directory, lambda: _set_bert_normalizer(backend, settings.config))
+    if settings.config.get("tokenizer_class") not in GENERIC:
+        _call_library(settings.directory, lambda: _set_by_class(backend, settings))
     settings, has_template = _without_language(backend, settings, path)
     return _make_tokenizer(backend, settings, has_template=has_template)
 
 
-def _set_bert_normalizer(backend: Backend, config: Mapping[str, Any]) -> None:
-    """Set what `tokenizer_config.json` says of the normalizer; the class for BERT in transformers
-    makes one of it, whatever `tokenizer.json` has."""
-    normalizer = backend.normalizer
-    if isinstance(normalizer, normalizers.BertNormalizer):
+def _set_by_class(backend: Backend, settings: TokenizerSettings) -> None:
+    """Set what the tokenizer classes of transformers make of `tokenizer_config.json`, whatever
+    `tokenizer.json` has: BERT's normalizer, and the space before a text of byte-level BPE."""
+    config, normalizer, splitter = settings.config, backend.normalizer, backend.pre_tokenizer
+    if settings.family == "bert" and isinstance(normalizer, normalizers.BertNormalizer):
         for name, key in _BERT_NORMALIZER.items():
             if key in config:
                 setattr(normalizer, name, config[key])
         backend.normalizer = normalizer
+    if settings.family in _BYTE_LEVEL and isinstance(splitter, pre_tokenizers.ByteLevel):
+        splitter.add_prefix_space = bool(config.get("add_prefix_space", False))
+        backend.pre_tokenizer = splitter
 
 
 def _without_language(
@@ -209,7 +213,7 @@ def _read_bpe(path: Path, merges: Path, settings: TokenizerSettings) -> Tokenize
     vocab = _read_vocab(path)
     ends_words = any(piece.endswith(_END_OF_WORD) for piece in vocab)
     family = "gpt1" if ends_words else "roberta" if "<s>" in vocab else "gpt2"
-    families = ("gpt1",) if ends_words else ("gpt2", "roberta")
+    families = ("gpt1",) if ends_words else _BYTE_LEVEL
     settings = settings.require_family(families, path, default=family)
     options: dict[str, Any] = {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
     if ends_words:
