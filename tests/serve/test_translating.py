@@ -466,6 +466,41 @@ def test_a_model_that_is_replaced_while_texts_are_split_stays_open(
         assert not former.worker.is_alive
 
 
+def test_a_translator_that_is_replaced_while_another_splits_stays_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of several languages in a request: the later translators were held by nothing yet."""
+    from heedful.serve import translating
+    from running_server import running
+
+    models, texts = {}, ["Das ist ein langer deutscher Satz"]
+    texts += ["Ceci est une longue phrase en français", "Esta es una frase larga en español"]
+    for code in ("de", "fr", "es"):
+        models[code] = model_of("vaswani2017")
+        models[code].metadata = replace(models[code].metadata, src_language=code, tgt_language="en")
+    with running(models) as served:
+        registry, parts_of = served.server.registry, translating.parts_of
+        former, calls = registry.models["es"], []
+
+        def replacing(text: str, *arguments: Any, **options: Any) -> Any:
+            calls.append(text)
+            if calls == [*texts, texts[1]]:  # again for its own translator
+                done = threading.Event()
+                served.loop.call_soon_threadsafe(
+                    lambda: (registry.add("es", models["es"]), done.set())
+                )
+                assert done.wait(10)
+            return parts_of(text, *arguments, **options)
+
+        monkeypatch.setattr(translating, "parts_of", replacing)
+        status, answer = call(served, "/translate", {"q": texts, "target": "en"})
+        assert status == 200, answer
+        assert calls == [*texts, *texts[1:]]
+        assert registry.models["es"] is not former
+        former.worker.join(5)
+        assert not former.worker.is_alive
+
+
 def test_the_other_routes_of_libretranslate(served: Any, tmp_path: Path) -> None:
     from running_server import running
 

@@ -172,12 +172,16 @@ async def detect_language(body: DetectBody, request: Request) -> list[dict[str, 
 async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups, Any]:
     """The texts of a request, those of each translator, with room for them, and their languages.
 
+    The translators stay open until the request ends.
+
     Raises:
         HttpError: no translator fits; no room.
     """
     registry, given = registry_of(request), as_list(body.q)
     is_given = body.source not in (None, "auto")
     first = translator_for(registry, body.source if is_given else None, body)
+    hold = info_of(request.scope).resources.enter_context
+    hold(first.held())
     texts = await _split(request, first, given, body)
     known = known_sources(registry, body)
     if is_given or (body.source is None and not known):
@@ -195,6 +199,8 @@ async def _groups(request: Request, body: TranslateBody) -> tuple[Texts, Groups,
         language = entry["language"]
         served = translator_for(registry, language, body)
         source = language if served.model.metadata.language_codes else None
+        if (served, source) not in groups:  # it may be replaced while texts are split for another
+            hold(served.held())
         groups.setdefault((served, source), []).append(index)
     for (served, _), indices in groups.items():
         if served is not first:
@@ -211,7 +217,6 @@ async def _split(
 
     Room is taken before the split, which is slow: a request that is refused is not split.
     """
-    info_of(request.scope).resources.enter_context(served.held())
     languages = None if body.source == "auto" else body.source, body.target
     fits, keeps = fits_model(served.model), served.model.metadata.keep is not None
     with served.slots(len(texts), "q"):
