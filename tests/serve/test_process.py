@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from backend_models import model_of
 from commands import Commands, assert_refused, default_signals
-from heedful.cli.serve import serve
+from heedful.cli.serve import _directories_by_name, serve
 from heedful.serve.settings import Settings
 
 
@@ -28,6 +28,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "gpt"
     model_of("gpt2").save(directory)
     return directory
+
+
+def test_a_directory_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    """It was read as NAME=DIR, of which there is no DIR."""
+    directory = tmp_path / "size=2"
+    directory.mkdir()
+    assert _directories_by_name([str(directory)]) == {"size=2": directory}
+    assert _directories_by_name([f"a={directory}"]) == {"a": directory}
+    assert _directories_by_name([f"a={tmp_path}"]) == {"a": tmp_path}
 
 
 def test_what_cannot_be_served_is_refused(commands: Commands, model: Path, tmp_path: Path) -> None:

@@ -94,8 +94,9 @@ def _directories_by_name(models: list[str]) -> dict[str, Path]:
     directories: dict[str, Path] = {}
     for text in models:
         name, sign, path = text.partition("=")
-        directory = Path(path if sign else text)
-        name = name if sign else directory.resolve().name
+        if not sign or Path(text).is_dir():  # of a name with "="
+            name, path = Path(text).resolve().name, text
+        directory = Path(path)
         if not name or not name.isprintable():
             raise UserError(f"{text!r} gives a model no name; write NAME=DIR")
         if name in directories:
