@@ -1,6 +1,7 @@
 """Conversions of models are made, proven and opened, and hold for what they were made for alone."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -279,6 +280,13 @@ def test_a_conversion_may_lose_at_most_its_tolerance() -> None:
     assert worse.loss == pytest.approx(2)
     assert "perplexity is 5.1, that of the net 5" in str(worse.failure())
     assert "10% of its outputs differ" in str(replace(proof, precision="float32").failure())
+
+
+def test_a_conversion_whose_numbers_are_nan_is_refused() -> None:
+    """No comparison with NaN holds: those of fp16 that overflowed passed."""
+    proof = Proof("float16", "perplexity", 5.0, math.nan, 100, 1.0, math.nan)
+    assert "perplexity is nan" in str(proof.failure())
+    assert "differ by nan" in str(replace(proof, precision="float32").failure())
 
 
 def test_ties_may_be_broken_differently(translator: Any) -> None:

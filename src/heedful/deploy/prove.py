@@ -76,11 +76,11 @@ class Proof:
         if self.precision == "float32":
             if self.same < 1:
                 return f"{100 * (1 - self.same):.2g}% of its outputs differ"
-            if self.difference > CLOSE:
+            if not self.difference <= CLOSE:  # NaN too
                 return f"log-probabilities differ by {self.difference:.2g}, above {CLOSE:g}"
             return None
         most = TOLERANCES[self.metric] if tolerance is None else tolerance
-        if self.loss > most:
+        if not self.loss <= most:
             return (
                 f"its {self.metric} is {self.backend:.4g}, that of the net {self.eager:.4g}, and "
                 f"the allowed loss is {most:g}"
@@ -154,7 +154,7 @@ class Prover:
             values[metric],
             len(self._rows),
             float(np.mean([self._is_same(*pair) for pair in pairs])),
-            max(float(np.abs(a - b).max(initial=0)) for a, b in differences),
+            float(np.max([np.abs(a - b).max(initial=0) for a, b in differences])),
             {name: (net_values[name], value) for name, value in values.items() if name != metric},
             self._same_beams(backend),
         )
