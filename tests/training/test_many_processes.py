@@ -13,9 +13,11 @@ from threading import Timer
 from typing import Any
 
 import pytest
+import torch
 
 from commands import Commands, write_recipe
 from encoder_runs import recipe_of
+from heedful.processes import Group
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.events import RunStarted
 from heedful.training.listeners import read_log
@@ -147,6 +149,20 @@ def _fill_disk(rank: int) -> None:
     if rank == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cuda:1", "cuda:1"), ("cuda", "cuda:0")])
+def test_a_device_that_is_named_by_its_number_is_used(
+    name: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the one process of a machine; it was replaced by the first device."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    group = Group.__new__(Group)
+    group.count, group.local_rank, group.local_count = 2, 0, 1
+    assert group.device(torch.device(name)) == torch.device(expected)
+    assert chosen == [torch.device(expected)]
 
 
 @pytest.mark.parametrize("victim", [-1, 1])
