@@ -137,6 +137,15 @@ def test_experts_are_called_with_their_tokens_only(grad: bool) -> None:
         assert all(parameter.grad is not None for parameter in net.parameters())
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_a_batch_without_tokens_has_logits_of_its_shape(shape: tuple[int, int], grad: bool) -> None:
+    """As of nets without experts; no expert had an output to join."""
+    net, _ = random_net("mixtral", **OURS)
+    with torch.set_grad_enabled(grad):
+        assert net(torch.zeros(shape, dtype=torch.long)).shape[:2] == shape
+
+
 def test_calling_every_expert_with_all_tokens_gives_the_same_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -87,6 +87,8 @@ class Experts(nn.Module):
         outputs = [
             expert(part) for part, expert in parts if part.size(0) or torch.is_grad_enabled()
         ]
+        if not outputs:  # no token at all
+            return torch.zeros_like(rows)
         weighted = torch.cat(outputs) * weights[order, None]
         return torch.zeros_like(rows).index_add(0, tokens, weighted.to(rows.dtype))
 
