@@ -343,6 +343,13 @@ def test_a_gradient_within_rounding_is_none(
     assert (leak != 0.0) == leaks
 
 
+def test_a_window_that_is_too_short_ahead_alone_fails() -> None:
+    net = OneStack("encoder", "window short ahead", window=5)
+    report = verify(net, causal=False, max_distance=4, overfit=False, long_length=32)
+    assert failures(report) == {"attention window"}, str(report)
+    assert "do not change with a token 4 after" in report["attention window"].detail
+
+
 @pytest.mark.parametrize("window", [2, 5])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "states"])
 def test_windows_off_by_one_fail(kind: str, window: int) -> None:

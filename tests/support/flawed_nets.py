@@ -265,6 +265,8 @@ class OneStack(Net):
         }.get(flaw, real)[:, None, None]
         if (self.kind == "decoder") == (flaw != "mask of the other family"):
             return self.causal(near) & keys
+        if flaw == "window short ahead":
+            near &= columns - columns[:, None] < self.window - 1
         if flaw == "looks ahead only":
             near = near.triu()
         if flaw == "halves apart":

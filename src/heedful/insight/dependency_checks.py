@@ -173,7 +173,10 @@ def _source_states(probe: Probe, batch: NetInputs) -> Float[Tensor, "B S D"] | N
     retry_in_double=True,
 )
 def attention_window(probe: Probe) -> Outcome:
-    """The effects of a token at the largest distance and one farther, in a long text."""
+    """The effects of a token at the largest distance and one farther, in a long text.
+
+    In an encoder at the largest distance after an output too.
+    """
     far = probe.max_distance
     if far is None:
         raise Skipped("no limited distance is known; pass max_distance= if layers have windows")
@@ -188,19 +191,35 @@ def attention_window(probe: Probe) -> Outcome:
     changed[:, token] = probe.other_tokens("ids", ids[:, token])
     outputs = probe.outputs(batch), probe.outputs(batch.replace_ids("ids", changed))
     effects = distances(*outputs)
-    distance_of = (torch.arange(length, device=effects.device) - token).abs()
-    beyond = float(effects[distance_of > far].max())
+    offsets = torch.arange(length, device=effects.device) - token
+    beyond = float(effects[offsets.abs() > far].max())
     if beyond > probe.tolerance:
-        seen = int(distance_of[effects > probe.tolerance].max())
-        raise Failed(f"{name} change with a token {seen} before, but windows reach {far}", beyond)
-    # Over many layers the effect is small, but its gradient is not zero.
-    weights = torch.rand(outputs[0][:, 0].shape, generator=probe.generator).to(outputs[0])
-    gradient = probe.token_gradient(
-        batch, "ids", lambda outputs: (outputs[:, token + far] * weights).sum()
-    )
-    if gradient is not None and not bool(gradient[:, token].any()):
-        raise Failed(f"{name} do not change with a token {far} before, which the windows reach")
+        seen = offsets[effects > probe.tolerance].tolist()
+        offset = max(seen, key=lambda offset: (abs(offset), offset))
+        where = f"{abs(offset)} {'before' if offset > 0 else 'after'}"
+        raise Failed(f"{name} change with a token {where}, but windows reach {far}", beyond)
+    _require_gradient(probe, batch, token, token + far)
+    if not probe.causal:
+        _require_gradient(probe, batch, length - 1 - token, length - 1 - token - far)
     return f"tokens have an effect up to a distance of {far}", beyond
+
+
+def _require_gradient(probe: Probe, batch: NetInputs, token: int, position: int) -> None:
+    """Require a gradient of the outputs at a position at a token, which windows just reach.
+
+    Over many layers the effect itself is small.
+    """
+    side = probe.output_side
+
+    def score(outputs: Tensor) -> Tensor:
+        here = outputs[:, position]
+        return (here * torch.rand(here.shape, generator=probe.generator).to(here)).sum()
+
+    gradient = probe.token_gradient(batch, side, score)
+    if gradient is not None and not bool(gradient[:, token].any()):
+        where = f"{abs(position - token)} {'before' if position > token else 'after'}"
+        name = probe.outputs_name
+        raise Failed(f"{name} do not change with a token {where}, which the windows reach")
 
 
 @check(
