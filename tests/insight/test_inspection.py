@@ -576,6 +576,14 @@ def test_alignment_error_rate_of_a_worked_example() -> None:
 # --- bad input ------------------------------------------------------------------------------------
 
 
+def test_a_word_without_tokens_has_no_link(models: dict[str, Any]) -> None:
+    """A zero-width space, which the normalization of the tokenizer leaves out."""
+    alignment = insight.alignments(models["vaswani2017"], TEXT, "a \u200b dog")
+    assert alignment.target == ("a", "\u200b", "dog")
+    assert not alignment.weights[1].any()
+    assert {target for _, target in alignment.links} == {0, 2}
+
+
 def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
     gpt, translator = models["gpt2"], models["vaswani2017"]
     for call, problem in [

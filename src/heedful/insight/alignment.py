@@ -52,11 +52,14 @@ class Alignment:
 
     @property
     def links(self) -> Links:
-        """(source index, target index) of each target unit: the source unit of largest weight."""
+        """(source index, target index) of each target unit: the source unit of largest weight.
+
+        A unit without weights, such as a word that the tokenizer leaves out, has no link.
+        """
         if not self.source:
             return frozenset()
-        best = self.weights.argmax(1)
-        return frozenset((int(source), target) for target, source in enumerate(best))
+        best, linked = self.weights.argmax(1), self.weights.any(1).nonzero()[0]
+        return frozenset((int(best[target]), int(target)) for target in linked)
 
     def pharaoh(self) -> str:
         """The links as `0-0 1-2 …`: indices of source and target from 0, in the target's order."""
