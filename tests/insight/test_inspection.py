@@ -1,7 +1,7 @@
 """Inspection of models of all families against forward passes written here with einsum."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -576,6 +576,31 @@ def test_alignment_error_rate_of_a_worked_example() -> None:
 # --- bad input ------------------------------------------------------------------------------------
 
 
+def test_a_multi_label_classifier_has_a_probability_for_each_class() -> None:
+    model = model_of("bert", head="classify")
+    model.metadata = replace(model.metadata, problem="multi_label")
+    expected = model.classify(TEXT).probabilities
+    lens = insight.logit_lens(model, TEXT, top_k=2)
+    actual = dict(zip(lens.names[-1][0], lens.probabilities[-1, 0], strict=True))
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert lens.final_probabilities[-1, 0] == pytest.approx(max(expected.values()), abs=1e-5)
+    patched = insight.patching(model, TEXT, "the dog ran", output="bad")
+    assert patched.value == pytest.approx(math.log(expected["bad"]), abs=1e-5)
+
+
+def test_a_regression_has_values_and_no_probabilities() -> None:
+    model = model_of("bert", head="classify")
+    model.metadata = replace(model.metadata, problem="regression")
+    for call in (
+        lambda: insight.logit_lens(model, TEXT),
+        lambda: insight.patching(model, TEXT, "the dog ran", output="bad"),
+    ):
+        with pytest.raises(UserError, match="values, not probabilities"):
+            call()
+    value = insight.attributions(model, TEXT, output="bad").value
+    assert value == pytest.approx(model.classify(TEXT).values["bad"], abs=1e-5)
+
+
 def test_a_word_without_tokens_has_no_link(models: dict[str, Any]) -> None:
     """A zero-width space, which the normalization of the tokenizer leaves out."""
     alignment = insight.alignments(models["vaswani2017"], TEXT, "a \u200b dog")
@@ -588,6 +613,7 @@ def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
     gpt, translator = models["gpt2"], models["vaswani2017"]
     for call, problem in [
         (lambda: insight.attention(gpt, TEXT, TARGET), "a target is for encoder-decoders"),
+        (lambda: insight.attention(gpt, TEXT, beam_siz=3), "beam_siz"),
         (lambda: insight.attention(translator, "  "), "the text is empty"),
         (lambda: insight.attention(gpt, "cat " * 60), "tokens, but the model allows 48"),
         (lambda: insight.attention(translator, TEXT, "cat " * 60), "target 1 has"),

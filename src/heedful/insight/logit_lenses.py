@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heedful.errors import UserError, describe
 from heedful.insight.plots import heat_map, new_figure
-from heedful.insight.reading import Text, evaluating, read
+from heedful.insight.reading import Reading, Text, evaluating, read
 from heedful.insight.watching import Watch, stacks_of
 from heedful.parts.heads import ClassificationHead
 from heedful.pipelines.base import SavedModel
@@ -77,7 +77,8 @@ def logit_lens(
         text, target, options: as in `attention`.
 
     Raises:
-        UserError: a model without an output head; `top_k` below 1; as in `attention`.
+        UserError: a model without an output head, or a regression; `top_k` below 1; as in
+            `attention`.
 
     >>> import heedful
     >>> from heedful import insight
@@ -96,7 +97,7 @@ def logit_lens(
         final = reading.logits()[0]
         best = final.argmax(-1)
         rows = [
-            _read_state(reading.head_logits(stack.final_norm(state))[0], best, top_k)
+            _read_state(reading, reading.head_logits(stack.final_norm(state))[0], best, top_k)
             for state in watched.values()
         ]
     ids, probabilities, ranks, finals = (np.stack(column) for column in zip(*rows, strict=True))
@@ -108,9 +109,12 @@ def logit_lens(
     return LogitLens(layers, positions, ids, names, probabilities, ranks, finals)
 
 
-def _read_state(logits: Tensor, best: Tensor, top_k: int) -> tuple[np.ndarray, ...]:
+def _read_state(
+    reading: Reading, logits: Tensor, best: Tensor, top_k: int
+) -> tuple[np.ndarray, ...]:
     """Ids and probabilities of the most probable outputs, and rank and probability of `best`."""
-    probabilities = logits.float().softmax(-1) if logits.dtype.itemsize < 4 else logits.softmax(-1)
+    exact = logits.float() if logits.dtype.itemsize < 4 else logits
+    probabilities = reading.log_probs(exact).exp()
     top = probabilities.topk(min(top_k, probabilities.size(-1)), dim=-1)
     best_logits = logits.gather(-1, best[:, None])
     ranks = (logits > best_logits).sum(-1) + 1

@@ -85,8 +85,8 @@ def patching(
         text, options: as in `attention`.
 
     Raises:
-        UserError: texts of different lengths, or the same text; no such stack; as in
-            `attributions`.
+        UserError: texts of different lengths, or the same text; no such stack; a regression; as
+            in `attributions`.
 
     >>> import heedful
     >>> from heedful import insight
@@ -202,5 +202,5 @@ def _log_probs(reading: Reading, outputs: Sequence[Output], rows: int) -> Float[
     values = []
     for output in outputs:
         logits = reading.head_logits(states[:, output.position : output.position + 1])[:, 0]
-        values.append(logits.double().log_softmax(-1)[:, output.id].cpu().numpy())
+        values.append(reading.log_probs(logits.double())[:, output.id].cpu().numpy())
     return np.stack(values)

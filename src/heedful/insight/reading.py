@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from heedful.backends.torch.cached_net import checked_start_ids
 from heedful.data.tokenizer import Tokenizer
@@ -49,6 +50,12 @@ class Reading:
     def net(self) -> Any:
         """The torch module."""
         return self.model.net
+
+    @property
+    def is_regression(self) -> bool:
+        """True if the logits are values (`Classifier.classify`)."""
+        model = self.model
+        return isinstance(model, Classifier) and model.metadata.problem == "regression"
 
     @property
     def output_side(self) -> Side:
@@ -150,6 +157,21 @@ class Reading:
             states = net.encoder(*last)
         return states
 
+    def log_probs(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
+        """Log-probabilities of the outputs; of a multi-label classifier each class has its own.
+
+        Raises:
+            UserError: a regression.
+        """
+        if self.is_regression:
+            raise UserError(
+                "the outputs of a regression are values, not probabilities; attributions explain "
+                "them"
+            )
+        if isinstance(self.model, Classifier) and self.model.metadata.problem == "multi_label":
+            return F.logsigmoid(logits)
+        return logits.log_softmax(-1)
+
     def head_logits(self, states: Float[Tensor, "N T D"]) -> Float[Tensor, "N P V"]:
         """Logits of states after the final norm; a classifier reads the first position only."""
         head = self.net.head
@@ -182,7 +204,7 @@ def read(model: SavedModel, text: Text, target: Text | None = None, **options: A
         )
     if options and not isinstance(model, LanguageModel):
         raise UserError(f"{next(iter(options))} is for models that generate text; leave it out")
-    ids = _text_ids(model, text)
+    ids = _text_ids(model, text, options)
     outputs: tuple[int | None, ...] = ()
     if isinstance(model, LanguageModel):
         outputs = (*ids[1:], None)
@@ -192,10 +214,10 @@ def read(model: SavedModel, text: Text, target: Text | None = None, **options: A
     return Reading(model, {"text": tuple(ids)}, {"text": pieces(tokenizer, ids)}, outputs)
 
 
-def _text_ids(model: SavedModel, text: Text) -> list[int]:
+def _text_ids(model: SavedModel, text: Text, options: dict[str, Any]) -> list[int]:
     rows: Any = [text]
     if isinstance(model, LanguageModel):
-        rows = model.prompt_ids(rows)
+        rows = model.prompt_ids(rows, model.options(**options))
     elif isinstance(model, MaskedLanguageModel) and _mask_id(model) is not None:
         rows = [model.ids_with_masks(text)] if isinstance(text, str) else rows
     elif isinstance(model, Encoder):
