@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from heedful.cli.inspect_ import PageFlags, inspect_
 from heedful.errors import UserError
 from heedful.insight.notes import Note, page_texts
 from heedful.insight.page import write_page
+from heedful.insight.page_data import PageOptions, _aligned_in, _bytes_of, views_of_text
 
 PAGE = ("target", "patch_from", "layers", "heads", "tokens", "sentences", "projection")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -176,6 +178,84 @@ def test_hostile_texts_are_data(tmp_path: Path) -> None:
         assert f"{element}-src &#39;sha256-{digest}&#39;" in policy[1].replace("&#43;", "+")
     assert "unsafe" not in policy[1]
     assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?https?:", page)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "byte_bpe", "byte"])
+def test_the_bytes_of_tokens_are_those_of_their_text(kind: str) -> None:
+    """Also of a space before a word, and of parts of a character."""
+    from heedful.data.tokenizer import train_tokenizer
+
+    size = None if kind == "byte" else 300
+    lines = ["the cat \N{CJK UNIFIED IDEOGRAPH-949F}"]
+    tokenizer = train_tokenizer(lines, kind=kind, vocab_size=size, or_fewer=True)
+    text = "the cat \N{CJK UNIFIED IDEOGRAPH-949F}"
+    pieces = [_bytes_of(tokenizer, token) for token in tokenizer.encode(text)]
+    assert b"".join(pieces).decode().strip() == text
+    assert _bytes_of(tokenizer, tokenizer.eos_id) == b"</s>"
+
+
+def test_bytes_on_the_page_have_the_space_before_a_word(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    content = run(folders["gpt2"], tmp_path / "page.html", text="the cat")
+    pieces = content["views"]["tokens"][0]["pieces"]
+    assert [piece["token"] for piece in pieces] == ["\u2581the", "\u2581cat"]
+    assert [piece["bytes"] for piece in pieces] == ["20 74 68 65", "20 63 61 74"]
+
+
+def test_a_side_without_tokens_in_the_window_is_left_out(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    content = run(folders["vaswani2017"], tmp_path / "page.html", text="the cat sat " * 3,
+                  target="a", tokens="4:8")  # fmt: skip
+    views = content["views"]
+    assert [part["part"] for part in views["attention"]] == ["encoder"]
+    assert not views.keys() & {"alignment", "lens", "attributions"}
+
+
+def test_views_of_a_window_have_the_numbers_of_its_positions(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    content = run(folders["gpt2"], tmp_path / "page.html", patch_from="the dog ran", tokens="1:3")
+    views = content["views"]
+    entries = [*views["attention"], views["lens"], *views["patching"]]
+    assert {entry["first"] for entry in entries} == {1}
+    content = run(folders["bert-classify"], tmp_path / "other.html", tokens="1:3")
+    assert content["views"]["lens"]["first"] == 0  # the first token, which the head reads
+
+
+def test_aligned_tokens_are_those_at_the_positions_of_the_window() -> None:
+    """Special tokens, such as the tag of a language, have positions too."""
+    tokenizer = model_of("vaswani2017").tokenizer
+    ids = [tokenizer.bos_id, *tokenizer.encode("the cat sat"), tokenizer.eos_id]
+    assert _aligned_in(tokenizer, ids, range(9)) == [0, 1, 2]
+    assert _aligned_in(tokenizer, ids, range(2, 4)) == [1, 2]
+    assert _aligned_in(tokenizer, ids, range(4, 9)) == []
+
+
+def test_steps_and_labels_that_are_left_out_are_named(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, options in enumerate(({}, {"max_new_tokens": 30})):
+        out = tmp_path / f"{number}.html"
+        content = run(folders["gpt2"], out, text="the cat", options=options)
+        assert len(content["views"]["search"]["steps"]) == 24
+        assert content["notes"] == [["note_steps", 24]]
+    monkeypatch.setattr("heedful.insight.page_data.MAX_OUTPUTS", 1)
+    content = run(folders["bert-classify"], tmp_path / "labels.html")
+    assert len(content["views"]["attributions"]) == 1
+    assert content["notes"] == [["note_outputs", 1]]
+
+
+def test_the_page_of_a_regression_has_no_probabilities() -> None:
+    model = model_of("bert", head="classify")
+    model.metadata = replace(model.metadata, problem="regression")
+    views, notes = views_of_text(model, "the cat sat", None, PageOptions())
+    assert "lens" not in views
+    assert "attributions" in views
+    assert notes == [Note("note_regression")]
+    with pytest.raises(UserError, match="values, not probabilities"):
+        views_of_text(model, "the cat sat", None, PageOptions(patch_from="the dog ran"))
 
 
 def test_both_languages_have_every_text() -> None:

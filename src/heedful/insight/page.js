@@ -149,7 +149,8 @@
     });
   }
 
-  function matrix(rows, columns, valueAt, label) {
+  /** Cells to point at; `first` is the number of the first row and of the first column. */
+  function matrix(rows, columns, valueAt, label, first = 0) {
     const cell = Math.max(9, Math.min(26, Math.floor(620 / Math.max(rows.length, columns.length))));
     const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": label });
     const context = canvas.getContext("2d");
@@ -198,8 +199,8 @@
     function move(row, column) {
       at = [Math.min(rows.length - 1, Math.max(0, row)), Math.min(columns.length - 1, Math.max(0, column))];
       draw();
-      status.replaceChildren(t("query") + " ", String(at[0]), " ", token(rows[at[0]]), " → " + t("key") + " ",
-        String(at[1]), " ", token(columns[at[1]]), ": " + number(valueAt(...at)));
+      status.replaceChildren(t("query") + " ", String(at[0] + first), " ", token(rows[at[0]]), " → " + t("key") + " ",
+        String(at[1] + first), " ", token(columns[at[1]]), ": " + number(valueAt(...at)));
     }
     canvas.addEventListener("mousemove", (event) => {
       const [row, column] = [(event.offsetY - top) / cell, (event.offsetX - left) / cell].map(Math.floor);
@@ -269,7 +270,7 @@
         onclick: () => set({ part: index }, `part-${index}`) }, t(entry.part))), ramp("0", "1")),
       card(el("h2", {}, t("heads")), el("div", { class: "scroll" }, grid)),
       card(el("h2", {}, `${t("zoom")}: ${t(part.part)}, ${label(state.layer, state.head)}`),
-        matrix(part.queries, part.keys, valueAt, label(state.layer, state.head)),
+        matrix(part.queries, part.keys, valueAt, label(state.layer, state.head), part.first),
         behind(() => table([t("query"), ...part.keys.map((key) => token(key))],
           part.queries.map((query, row) => [token(query), ...part.keys.map((_, column) => valueAt(row, column))])))),
       card(el("h2", {}, t("sentence_view")), el("p", { class: "soft" }, t("sentence")),
@@ -320,7 +321,7 @@
       ? 1 - Math.log(lens.ranks[row][column]) / Math.log(largest) : lens.probabilities[row][column][0]);
     const status = said();
     const show = (row, column) => status.replaceChildren(
-      `${layerName(lens.layers[row])}, ${t("position")} ${column} `, token(lens.positions[column]), ": ",
+      `${layerName(lens.layers[row])}, ${t("position")} ${column + lens.first} `, token(lens.positions[column]), ": ",
       ...lens.names[row][column].flatMap((name, k) => [token(name), ` ${number(lens.probabilities[row][column][k])}  `]),
       ` · ${t("rank")} ${t("final")}: ${lens.ranks[row][column]} (${number(lens.final[row][column])})`);
     const order = lens.layers.map((_, row) => row).reverse();
@@ -340,7 +341,7 @@
       card(el("div", { class: "scroll" }, grid), status, behind(() => table(
         [t("layer"), t("position"), t("token"), t("top"), t("probability"), `${t("rank")} ${t("final")}`],
         lens.layers.flatMap((name, row) => lens.positions.map((position, column) =>
-          [layerName(name), column, token(position), token(lens.names[row][column][0]),
+          [layerName(name), column + lens.first, token(position), token(lens.names[row][column][0]),
             lens.probabilities[row][column][0], lens.ranks[row][column]])))))];
   }
 
@@ -382,13 +383,13 @@
     const stack = stacks.includes(state.stack) ? state.stack : stacks[0];
     const own = entries.filter((entry) => entry.stack === stack);
     const index = Math.min(state.output ?? own.length - 1, own.length - 1);
-    const { layers, tokens, others, effects, output, value, other } = own[index];
+    const { layers, first, tokens, others, effects, output, value, other } = own[index];
     const peak = Math.max(1e-9, ...effects.flat().map(Math.abs));
     const status = said();
     status.textContent = t("hover");
     const pair = (column) => (tokens[column] === others[column] ? [token(tokens[column])]
       : [token(tokens[column]), " / ", token(others[column])]);
-    const show = (row, column) => status.replaceChildren(`${layerName(layers[row])}, ${t("position")} ${column} `,
+    const show = (row, column) => status.replaceChildren(`${layerName(layers[row])}, ${t("position")} ${column + first} `,
       ...pair(column), `: ${t("effect")} ${number(effects[row][column])}`);
     const order = layers.map((_, row) => row).reverse();
     const grid = el("div", { class: "grid", style: { gridTemplateColumns: `auto repeat(${tokens.length}, auto)` } },
@@ -411,7 +412,7 @@
         el("div", { class: "scroll" }, grid), status,
         behind(() => table([t("layer"), t("position"), t("token"), t("other_text"), t("effect")],
           layers.flatMap((name, row) => tokens.map((_, column) =>
-            [layerName(name), column, token(tokens[column]), token(others[column]), effects[row][column]])))))];
+            [layerName(name), column + first, token(tokens[column]), token(others[column]), effects[row][column]])))))];
   }
 
   // --- search ---------------------------------------------------------------------------------

@@ -96,7 +96,10 @@ def views_of_text(
         steps.append(("alignment", lambda: _alignment(model, ids, outputs, window)))
     if model.net.head is not None:
         explained = _chosen_outputs(reading, window, notes)
-        steps.append(("lens", lambda: _lens(model, inputs, window)))
+        if reading.is_regression:
+            notes.append(Note("note_regression"))
+        else:
+            steps.append(("lens", lambda: _lens(model, inputs, window)))
         steps.append(("attributions", lambda: _attributions(reading, explained, window)))
         if others is not None:
             steps.append(("patching", lambda: _patching(reading, others, explained, window)))
@@ -105,7 +108,8 @@ def views_of_text(
     steps.append(("embeddings", lambda: _embeddings(model, options, notes)))
     with track("inspecting", len(steps)) as advance:
         for name, make in steps:
-            views[name] = make()
+            if view := make():  # a side may have no tokens in the window
+                views[name] = view
             advance(1)
     return views, notes
 
@@ -140,7 +144,7 @@ def _tokens(reading: Reading, text: str, target: str | None) -> list[dict[str, A
                     {
                         "token": token,
                         "id": i,
-                        "bytes": tokenizer.decode([i], keep_specials=True).encode().hex(" "),
+                        "bytes": _bytes_of(tokenizer, i).hex(" "),
                         "special": i in tokenizer.special_ids,
                         "unknown": i == tokenizer.unk_id,
                     }
@@ -149,6 +153,13 @@ def _tokens(reading: Reading, text: str, target: str | None) -> list[dict[str, A
             }
         )
     return sides
+
+
+def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes that a token adds to a text; of a special token, those of its name."""
+    piece = tokenizer.piece(token)
+    own = None if token in tokenizer.special_ids else tokenizer.spelling.to_bytes(piece)
+    return tokenizer.decode([token], keep_specials=True).encode() if own is None else own
 
 
 def _attention(
@@ -166,7 +177,8 @@ def _attention(
     if options.layers is None and total > MAX_WEIGHTS:
         stride = -(-total // MAX_WEIGHTS)
         notes.append(Note("note_layers", (stride,)))
-    return [_attention_part(m, window, options, stride) for m in maps]
+    parts = [_attention_part(m, window, options, stride) for m in maps]
+    return [part for part in parts if part["queries"] and part["keys"]]
 
 
 def _attention_part(
@@ -191,6 +203,7 @@ def _attention_part(
     }
     return {
         "part": attention_map.part,
+        "first": window.start,
         "layers": layers,
         "heads": shown_heads,
         "queries": attention_map.queries[shown],
@@ -204,18 +217,35 @@ def _alignment(
     model: Translator, source: Sequence[int], outputs: list[int], window: range
 ) -> dict[str, Any]:
     [alignment] = align(model, [source], [outputs], unit="tokens")
-    shown = slice(window.start, window.stop)
+    # A target token is shown with the position that predicts it.
+    first = len(model.ids.decoder_start_ids) - 1
+    columns = _aligned_in(model.src_tokenizer, source, window)
+    rows = _aligned_in(
+        model.tgt_tokenizer, outputs, range(window.start - first, window.stop - first)
+    )
+    if not rows or not columns:
+        return {}
     return {
-        "source": alignment.source[shown],
-        "target": alignment.target[shown],
-        "weights": _rounded(alignment.weights[shown, shown]),
+        "source": [alignment.source[column] for column in columns],
+        "target": [alignment.target[row] for row in rows],
+        "weights": _rounded(alignment.weights[np.ix_(rows, columns)]),
     }
+
+
+def _aligned_in(tokenizer: Tokenizer, ids: Sequence[int], window: range) -> list[int]:
+    """Indices, among the tokens that are not special, of those at positions of a range."""
+    positions = [p for p, token in enumerate(ids) if token not in tokenizer.special_ids]
+    return [index for index, position in enumerate(positions) if position in window]
 
 
 def _lens(model: SavedModel, inputs: dict[str, Any], window: range) -> dict[str, Any]:
     lens = logit_lens(model, **inputs, top_k=5)
-    shown = slice(window.start, window.stop) if len(lens.positions) > 1 else slice(None)
+    is_single = isinstance(model, Classifier)
+    shown = slice(None) if is_single else slice(window.start, window.stop)
+    if not lens.positions[shown]:
+        return {}
     return {
+        "first": 0 if is_single else window.start,
         "layers": lens.layers,
         "positions": lens.positions[shown],
         "names": [row[shown] for row in lens.names],
@@ -230,7 +260,10 @@ def _chosen_outputs(
 ) -> list[tuple[int, str | int | None]]:
     """Position and name of the outputs that are explained; None: the output that the text has."""
     if isinstance(reading.model, Classifier):
-        return [(0, label) for label in reading.model.labels[:MAX_OUTPUTS]]
+        labels = reading.model.labels
+        if len(labels) > MAX_OUTPUTS:
+            notes.append(Note("note_outputs", (MAX_OUTPUTS,)))
+        return [(0, label) for label in labels[:MAX_OUTPUTS]]
     positions = [index for index in range(len(reading.outputs)) if index in window]
     if isinstance(reading.model, LanguageModel):
         positions = positions[-MAX_OUTPUTS:]
@@ -303,6 +336,7 @@ def _patching_entry(patched: Patching, window: range) -> dict[str, Any]:
         "output": patched.output.name,
         "position": patched.output.position,
         "stack": patched.stack,
+        "first": window.start,
         "layers": patched.layers,
         "tokens": patched.tokens[shown],
         "others": patched.other_tokens[shown],
@@ -331,8 +365,12 @@ def _search(
             "beam_size": tree.beam_size,
             "rule": tree.stop_rule,
         }
-    options = {"max_new_tokens": MAX_STEPS, **options}
+    is_limited = settled.max_new_tokens is None
+    if is_limited:
+        options = {**options, "max_new_tokens": MAX_STEPS}
     trace = sampling_steps(model, row, **options)
+    if len(trace.steps) > MAX_STEPS or (is_limited and trace.stop.kind == "length"):
+        notes.append(Note("note_steps", (MAX_STEPS,)))
     steps = [asdict(step) for step in trace.steps[:MAX_STEPS]]
     for step in steps:
         for distribution in step["distributions"]:
