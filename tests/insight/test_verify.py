@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import flawed_nets
 from checked_shapes import check_shapes
 from flawed_nets import (
     HEADS,
@@ -341,6 +342,37 @@ def test_a_gradient_within_rounding_is_none(
     plain = inspect.unwrap(gradient_beyond_rounding)
     leak = plain(At(), gradient_of, forbidden)
     assert (leak != 0.0) == leaks
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 4, 9])
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "classifier"])
+def test_the_batch_to_overfit_has_one_label_for_equal_inputs(
+    kind: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right net with few tokens failed, since two rows began alike and went on otherwise."""
+    monkeypatch.setattr(flawed_nets, "VOCAB", vocab_size)
+    found: list[tuple[Tensor, Tensor]] = []
+    training_batch = learning_checks._training_batch
+
+    def keep(probe: Any, size: int) -> Any:
+        batch, labels = training_batch(probe, size)
+        found.append((batch.ids["ids"], labels))
+        return batch, labels
+
+    monkeypatch.setattr(learning_checks, "_training_batch", keep)
+    only = [learning_checks.one_batch_overfits]
+    monkeypatch.setattr("heedful.insight.verification.checks_of", lambda **kinds: only)
+    for seed in range(9):
+        verify(
+            OneStack(kind), vocab_size=vocab_size, seed=seed, overfit_seconds=0, **causal_of(kind)
+        )
+    assert len(found) == 9
+    for ids, labels in found:
+        seen: dict[Any, int] = {}
+        for row, targets in zip(ids.tolist(), labels.tolist(), strict=True):
+            for position, label in enumerate(targets):
+                given = row[: position + 1] if kind == "decoder" else [*row, position]
+                assert seen.setdefault(tuple(given), label) == label
 
 
 def test_a_window_that_is_too_short_ahead_alone_fails() -> None:

@@ -232,12 +232,19 @@ def _training_batch(probe: Probe, size: int) -> tuple[NetInputs, Int[Tensor, "B 
     """Four rows and their labels.
 
     Labels are the next tokens for a causal net; for an encoder random tokens, or a class per text.
+    Every row begins with a token of its own, or equals the row that begins with it and has its
+    labels: a net cannot learn other labels for the same input.
     """
     batch, side = probe.batch(4), probe.output_side
-    ids = batch.ids[side]
+    ids, tokens = batch.ids[side], probe.tokens(side).to(probe.device)
+    copies = torch.arange(4, device=ids.device) % len(tokens)
+    first, wanted = ids[:, :1], tokens[copies][:, None]
+    exchanged = torch.where(ids == wanted, first, ids).where(ids != first, wanted)
+    ids = exchanged[copies]
+    batch = batch.replace_ids(side, ids)
     if probe.is_pooled:
         order = torch.randperm(4, generator=probe.generator).to(ids.device)
-        return batch, (order % size)[:, None]
+        return batch, (order % size)[copies][:, None]
     if probe.causal:
         return batch.replace_ids(side, ids[:, :-1]), ids[:, 1:]
-    return batch, probe.ids(side, *ids.shape)
+    return batch, probe.ids(side, *ids.shape)[copies]
