@@ -625,6 +625,8 @@ def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
         (lambda: insight.alignments(translator, TEXT, unit="lines"), "unit must be"),
         (lambda: insight.alignments(translator, TEXT, at="end"), "at must be"),
         (lambda: insight.alignments(translator, TEXT, layers=[4]), "there are layers 0 to 1"),
+        (lambda: insight.alignments(translator, TEXT, layers=[]), "layers are empty"),
+        (lambda: insight.sampling_steps(gpt, TEXT, top_k_shown=0), "top_k_shown must be"),
         (lambda: insight.search_tree(models["bert-mlm"], TEXT), "has no search"),
         (lambda: insight.search_tree(gpt, TEXT, temperature=1.0), "a sample is no beam search"),
         (lambda: insight.sampling_steps(gpt, TEXT, beam_size=3), "is shown as a tree"),

@@ -247,6 +247,13 @@ def test_steps_and_labels_that_are_left_out_are_named(
     assert content["notes"] == [["note_outputs", 1]]
 
 
+def test_a_search_without_any_token_is_shown() -> None:
+    generation = {"beam_size": 2, "max_new_tokens": 4, "prefix_function": lambda number, ids: []}
+    views, _ = views_of_text(model_of("gpt2"), "the cat", None, PageOptions(generation=generation))
+    assert views["search"]["nodes"] == []
+    assert views["search"]["stop"]["kind"] == "dead_end"
+
+
 def test_the_page_of_a_regression_has_no_probabilities() -> None:
     model = model_of("bert", head="classify")
     model.metadata = replace(model.metadata, problem="regression")

@@ -151,6 +151,8 @@ def align(
     count = len(model.net.decoder.blocks)
     layers = range(count) if layers is None else layers
     indices = [check_index("layer", layer, count) for layer in layers]
+    if not indices:
+        raise UserError("layers are empty; give at least one, or leave them out for all")
     start = checked_start_ids(model.ids.decoder_start_ids)
     rows = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(pair)]
     tables: dict[int, np.ndarray] = {}

@@ -428,8 +428,8 @@
       counts.set(node.step, row + 1);
       placed.push([node.step * WIDTH, 24 + row * HEIGHT]);
     });
-    const steps = Math.max(...nodes.map((node) => node.step));
-    const [width, height] = [(steps + 1) * WIDTH, 24 + HEIGHT * Math.max(...counts.values())];
+    const steps = Math.max(0, ...nodes.map((node) => node.step));
+    const [width, height] = [(steps + 1) * WIDTH, 24 + HEIGHT * Math.max(0, ...counts.values())];
     const picture = svg("svg", { class: "wide", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": t("search") });
     nodes.forEach((node, i) => {
       const [x, y] = placed[i], [px, py] = node.parent < 0 ? [24, 24] : placed[node.parent];

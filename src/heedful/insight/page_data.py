@@ -353,7 +353,7 @@ def _search(
     settled = model.options(**options)
     if settled.by_beams:
         tree = search_tree(model, row, **options)
-        if max(node.step for node in tree.nodes) > MAX_STEPS:
+        if any(node.step > MAX_STEPS for node in tree.nodes):
             notes.append(Note("note_steps", (MAX_STEPS,)))
         nodes = [node for node in tree.nodes if node.step <= MAX_STEPS]
         return {

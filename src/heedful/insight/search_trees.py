@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heedful.backends.base import GenerationRequest
 from heedful.backends.torch.generating import TorchGenerator, stop_function
-from heedful.errors import UserError
+from heedful.errors import UserError, describe
 from heedful.generation.beam import Beams, StepChoice
 from heedful.generation.sampling import sample_steps
 from heedful.generation.search import beam_search
@@ -224,10 +224,12 @@ def sampling_steps(
         text, options: as in `search_tree`; with a `temperature` it samples, else it is greedy.
 
     Raises:
-        UserError: an encoder; a beam size above 1; constraints by a search.
+        UserError: an encoder; a beam size above 1; constraints by a search; `top_k_shown` below 1.
 
     >>> steps = sampling_steps(heedful.load("runs/novel"), "the dog", temperature=0.8).steps
     """
+    if not isinstance(top_k_shown, int) or top_k_shown < 1:
+        raise UserError(f"top_k_shown must be at least 1, not {describe(top_k_shown)}")
     generator, row, request, backend = _prepare(model, text, options, is_beam=False)
     steps: dict[int, list[tuple[str, Tensor]]] = {}
     tokens: list[int] = []
