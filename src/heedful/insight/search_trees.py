@@ -191,8 +191,8 @@ def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
     >>> figure = search_tree(heedful.load("runs/mine"), "the dog sat", beam_size=2).plot()
     """
     generator, row, request, backend = _prepare(model, text, options, is_beam=True)
-    settings, width = request.options, request.options.beam_size or 1
-    recorder = _Recorder(generator, request)
+    settings, recorder = request.options, _Recorder(generator, request)
+    width, rule = settings.beam_size or 1, settings.stop_rule or "optimal"
     with evaluating(generator.net):
         start, state = backend.open([row], request, width)
         arguments = backend.arguments([row], request)
@@ -202,7 +202,7 @@ def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
             state=state,
             beam_size=width,
             num_return=settings.num_return,
-            stop=settings.stop_rule or "optimal",
+            stop=rule,
             force_eos=_forces_eos(request),
             observe=recorder.observe,
             **vars(request.score),
@@ -210,7 +210,6 @@ def search_tree(model: SavedModel, text: Text, **options: Any) -> SearchTree:
         )
     best = recorder.path(outputs[0].ids)
     output = generator.tgt_tokenizer.decode(outputs[0].ids) if generator.has_tokenizer else ""
-    rule = settings.stop_rule or "optimal"
     return SearchTree(tuple(recorder.nodes), best, output, recorder.stop, width, rule)
 
 
@@ -232,8 +231,7 @@ def sampling_steps(
         raise UserError(f"top_k_shown must be at least 1, not {describe(top_k_shown)}")
     generator, row, request, backend = _prepare(model, text, options, is_beam=False)
     steps: dict[int, list[tuple[str, Tensor]]] = {}
-    tokens: list[int] = []
-    reason = "length"
+    tokens, reason = list[int](), "length"
     with evaluating(generator.net):
         start, state = backend.open([row], request, 1)
         arguments = backend.arguments([row], request)
