@@ -88,8 +88,8 @@ def _race() -> Iterator[tuple[str, str, str, str]]:
     for race, metric, digits, is_loss, text in SHOWN_RACES:
         shown: dict[str, str] = {}
         records = [one for one in _read("race")["races"][race] if one.get("scores")]
-        scores = {one["system"]: one["scores"][one["model"]][metric] for one in records}
-        for record in sorted(records, key=lambda one: scores[one["system"]], reverse=not is_loss):
+        final = {one["system"]: one["scores"][one["model"]][metric] for one in records}
+        for record in sorted(records, key=lambda one: final[one["system"]], reverse=not is_loss):
             name, _, _ = record["system"].partition("-")
             at = record["snapshots"]
             early = [one for one in record["scores"] if at[one] <= 15 * record["minutes"]]
@@ -98,8 +98,8 @@ def _race() -> Iterator[tuple[str, str, str, str]]:
                 values.insert(0, record["scores"][max(early, key=at.__getitem__)][metric])
             shown.setdefault(name, ", ".join(f"{value:.{digits}f}" for value in values))
         ours = shown.pop("heedful")
-        several = "; " if "," in ours else ", "
-        yield text, ours, several.join(f"{PEERS[name]} {one}" for name, one in shown.items()), "race"
+        others = [f"{PEERS[name]} {scores}" for name, scores in shown.items()]
+        yield text, ours, ("; " if "," in ours else ", ").join(others), "race"
 
 
 def _localization() -> Iterator[tuple[str, str, str, str]]:

@@ -135,14 +135,15 @@ class Group(Processes):
         import torch
 
         if device.type == "cuda":
-            num_devices = 1 if device.index is not None else torch.cuda.device_count()
+            is_named = ":" in str(device)  # with its number
+            num_devices = 1 if is_named else torch.cuda.device_count()
             if self.local_count > num_devices:
                 raise UserError(
                     f"{self.local_count} processes on a machine need as many GPUs, not "
                     f"{num_devices}; use training.device=cuda with torchrun --nproc-per-node GPUS, "
                     "or training.device=cpu"
                 )
-            if device.index is None:
+            if not is_named:
                 device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
         elif device.type != "cpu":

@@ -58,8 +58,8 @@ class Alignment:
         """
         if not self.source:
             return frozenset()
-        best, linked = self.weights.argmax(1), self.weights.any(1).nonzero()[0]
-        return frozenset((int(best[target]), int(target)) for target in linked)
+        best, linked = self.weights.argmax(1), self.weights.max(1) > 0
+        return frozenset((int(best[target]), int(target)) for target in np.flatnonzero(linked))
 
     def pharaoh(self) -> str:
         """The links as `0-0 1-2 …`: indices of source and target from 0, in the target's order."""
