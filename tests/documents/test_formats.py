@@ -151,6 +151,21 @@ def test_a_template_becomes_a_catalogue() -> None:
     assert metadata["Content-Type"] == "text/plain; charset=UTF-8"
 
 
+def test_flags_of_an_obsolete_message_are_its_own() -> None:
+    """Without a blank line behind it they were those of the next message, which was replaced."""
+    source = '#, fuzzy\n#~ msgid "old"\n#~ msgstr "alt"\nmsgid "live"\nmsgstr "lebt"\n'
+    content, counts, _ = translated("a.po", source, str.upper)
+    assert (counts.kept, counts.skipped) == (1, {"obsolete messages": 1})
+    assert content.decode() == source
+
+
+def test_flags_without_fuzzy_keep_their_line_end() -> None:
+    source = '#, c-format, fuzzy\r\nmsgid "%s a"\r\nmsgstr ""\r\n'
+    content, _, _ = translated("a.po", source, memory={"%s a": "%s b"})
+    expected = source.replace(", fuzzy", "").replace('msgstr ""', 'msgstr "%s b"')
+    assert content.decode() == expected
+
+
 def test_po_in_another_charset() -> None:
     source = PO.replace("UTF-8", "ISO-8859-1").encode("latin-1")
     content, _, _ = translated("a.po", source, replaced(Hello="Grüß"))

@@ -130,6 +130,7 @@ class _Reader:
                 self.end(number)
             if line.startswith("#~"):
                 self.num_obsolete += line[2:].lstrip().startswith("msgid ")
+                self._entry = None  # comments and flags before it are its own
                 return
             entry = self._entry = self._entry or Entry(number)
             if line.startswith("#,"):

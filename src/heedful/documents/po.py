@@ -242,5 +242,6 @@ def _without_fuzzy(line: str) -> str:
     """A line of comments without the flag; "" if it has no other."""
     if not line.startswith("#,"):
         return line
-    flags = [flag for flag in line[2:].split(",") if flag.strip() != "fuzzy"]
-    return "#," + ",".join(flags) if any(flag.strip() for flag in flags) else ""
+    flags = [flag for flag in line[2:].rstrip().split(",") if flag.strip() != "fuzzy"]
+    end = line[len(line.rstrip()) :]
+    return "#," + ",".join(flags) + end if any(flag.strip() for flag in flags) else ""
