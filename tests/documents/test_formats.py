@@ -286,6 +286,25 @@ def test_xliff_of_several_languages_and_nested_flags() -> None:
         translated("a.xlf", XLIFF.replace('"de"', '"fr"'), loud)
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "mark"),
+    [
+        ("a.xlf", XLIFF, 'mtype="protected"'),
+        ("b.xlf", XLIFF2, 'id="m9" translate="no"'),
+    ],
+)
+def test_protected_text_of_xliff_is_one_code(name: str, source: str, mark: str) -> None:
+    """It was translated."""
+    protected = f"<mrk {mark}>make all</mrk>"
+    head, _, tail = source.partition("</source>")
+    data = f"{head} and {protected} now</source>{tail}"
+    content, _, document = translated(
+        name, data, replaced(make="mache", now="jetzt"), policy=OVERWRITE
+    )
+    assert re.search(r" and <x\d+/> now", document.segments[0].text)
+    assert f" and {protected} jetzt</target>" in content.decode()
+
+
 def test_xliff_2_states_and_notes() -> None:
     content = as_text(
         translated("b.xliff", XLIFF2, replaced(Hello="Hallo"), review=lambda *_: ["why"])

@@ -23,7 +23,7 @@ def _parts(node: Node) -> Iterator[tuple[str, str | Node]]:
     for part in node.content:
         if isinstance(part, str):
             yield "text", part
-        elif part.name in _AROUND and not part.is_empty_tag:
+        elif part.name in _AROUND and not part.is_empty_tag and not _is_protected(part):
             yield "open", part
             yield from _parts(part)
             yield "close", part
@@ -33,6 +33,12 @@ def _parts(node: Node) -> Iterator[tuple[str, str | Node]]:
             yield "end", part
         else:
             yield "alone", part
+
+
+def _is_protected(node: Node) -> bool:
+    """True for text that is not translated: it is one code."""
+    names = node.attributes
+    return names.get("mtype") == "protected" or names.get("translate") == "no"
 
 
 def _as_piece(raw: Raw, entry: tuple[str, str | Node]) -> InlinePiece:
