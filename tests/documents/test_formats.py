@@ -511,6 +511,31 @@ def test_lines_of_subtitles_end_outside_of_tags(
     assert document.to_bytes().decode() == source.replace(lines, expected)
 
 
+def test_all_texts_of_subrip_are_translated() -> None:
+    """One behind a blank line was left out, and a number without one before it was a text."""
+    times = [f"00:00:0{i},000 --> 00:00:0{i + 1}" for i in range(4)]
+    source = (
+        f"1\n{times[0]}\nHello.\n\nNOTE you\n\n2\n{times[1]}\nnext\n3\n{times[2]}\nlast\n\n4\n"
+        "0:0:9,5 --> x\nwithout times\n"
+    )
+    content, _, document = translated("a.srt", source, replaced(you="du", last="a\u00a0!\u3000b"))
+    texts = ["Hello.", "NOTE you", "next", "last"]
+    assert [segment.text for segment in document.segments] == texts
+    assert content.decode() == source.replace("you", "du").replace("last", "a\u00a0!\u3000b")
+
+
+def test_names_of_cues_are_no_blocks() -> None:
+    """The texts of cues with these names were left out."""
+    cue = "00:01.000 --> 00:02.000\ntext\n\n"
+    source = f"WEBVTT\n\nNOTES\n{cue}STYLE-1\n{cue}REGION1\n{cue}NOTE text\ntext\n\nNOTE\ntext\n"
+    content, counts, _ = translated("a.vtt", source, replaced(text="Text"))
+    assert counts.segments == 3
+    assert content.decode().split("NOTE text") == [
+        source.split("NOTE text")[0].replace("text", "Text"),
+        source.split("NOTE text")[1],
+    ]
+
+
 def test_vtt_has_entities() -> None:
     source = VTT.replace("Hi", "R&amp;D &lt;x&gt;")
     content, _, document = translated("a.vtt", source, replaced(you="a<b & c"))

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from heedful.errors import UserError
 
-_CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
+_CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[,.](\d{1,3}))?"
 _TIMES = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}[^\n]*")
 _LINE = re.compile(r"[^\n]*(?:\n|\Z)")
 # `<i>`, `<c.yellow>`, `<v Ann>`, `<00:00:01.000>`; `{\\an8}` of SubStation Alpha, also in .srt.
 STYLE = re.compile(r"<(/?)([a-zA-Z][\w-]*)([^<>\n]*)>|<[\d:.]+>|\{\\[^{}\n]*\}")
-_BLOCKS = ("NOTE", "STYLE", "REGION")  # of WebVTT, up to a blank line
+# Of WebVTT, up to a blank line; `NOTES` and `REGION1` are names of cues.
+_BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t]|\Z)")
 
 
 class Cue(NamedTuple):
@@ -34,28 +35,41 @@ class Cue(NamedTuple):
 
 
 def read_cues(text: str, name: str) -> list[Cue]:
-    """The cues of a file of subtitles; raises UserError if there is none."""
+    """The cues of a file of subtitles; raises UserError if there is none.
+
+    In SubRip a text may have blank lines, as players (FFmpeg) read it: what is behind one is a
+    further cue of the same time. The number of a cue needs no blank line before it there.
+    """
     cues: list[Cue] = []
+    is_vtt = text.removeprefix("\ufeff").startswith("WEBVTT")
     place, number, is_block = 0, 0, False
     begin: tuple[int, int] | None = None
+    shown: tuple[int, int] | None = None  # the last times
     start = stop = first = 0
     while place < len(text):
         match = _LINE.match(text, place)
         assert match is not None
         line, number = match[0].rstrip("\r\n"), number + 1
         times = None if is_block else _TIMES.fullmatch(line)
-        is_blank = not line.strip()
+        is_number = line.strip().isdigit()
+        is_name = not is_vtt and (is_number or begin is None) and _TIMES.match(text, match.end())
+        is_blank = not line.strip() or bool(is_name)
         if begin is not None and (is_blank or times):
             cues.append(Cue(*begin, start, max(start, stop), first))
             begin = None
         if times is not None:
             groups = times.groups()
-            begin = _milliseconds(groups[:4]), _milliseconds(groups[4:])
+            begin = shown = _milliseconds(groups[:4]), _milliseconds(groups[4:])
             start = stop = match.end()
             first = number + 1
         elif begin is not None:
             stop = place + len(line)
-        is_block = not is_blank and (is_block or (begin is None and line.startswith(_BLOCKS)))
+        elif "-->" in line:
+            shown = None  # its times are not known
+        elif not (is_vtt or is_blank or is_number):
+            begin, start, stop, first = shown, place, place + len(line), number
+        is_begun = begin is None and is_vtt and _BLOCK.match(line) is not None
+        is_block = not is_blank and (is_block or is_begun)
         place = match.end()
     if begin is not None:
         cues.append(Cue(*begin, start, max(start, stop), first))

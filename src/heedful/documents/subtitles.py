@@ -44,7 +44,7 @@ class SubtitleDocument(SpanDocument):
         source = self.text[span.start : span.end]
         end = "\r\n" if "\r\n" in source else "\n"
         # A blank line would end the cue, and so would an arrow.
-        rendered = " ".join(rendered.split())
+        rendered = re.sub(r"[ \t\r\n]+", " ", rendered).strip(" ")
         return end.join(_wrapped(rendered, source.count("\n") + 1))
 
 
