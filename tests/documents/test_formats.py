@@ -849,6 +849,35 @@ def test_the_marks_of_a_field_of_word_stay_in_their_order() -> None:
     assert written.endswith(f"{begin}{code}{end}</w:p></w:body></w:document>")
 
 
+@pytest.mark.parametrize(
+    ("body", "texts", "skipped"),
+    [
+        ("{one}<w:r>{box}</w:r>{two}", ["one", " two", "box"], 0),
+        ("<w:ins>{one}</w:ins><w:moveTo>{two}</w:moveTo>", ["<g1>one</g1><g2> two</g2>"], 0),
+        ("{one}<w:moveFrom>{two}</w:moveFrom>", ["one"], 0),
+        ('{one}<w:bdo w:val="rtl">{two}</w:bdo>', ["one<g1> two</g1>"], 0),
+        ("{one}<w:r><w:ruby>{two}</w:ruby></w:r>", ["one"], 1),
+        ("<w:r><w:t>one</w:t>{box}</w:r>", ["box"], 1),
+    ],
+)
+def test_texts_of_word_are_translated_or_counted(body: str, texts: list[str], skipped: int) -> None:
+    """The text beside a text box, text that was moved and text of a direction were left out."""
+    runs = {word.strip(): f"<w:r><w:t>{word}</w:t></w:r>" for word in ("one", " two", "box")}
+    runs["box"] = f"<w:pict><w:txbxContent><w:p>{runs['box']}</w:p></w:txbxContent></w:pict>"
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    paragraph = f"<w:p>{body.format_map(runs)}</w:p>"
+    document = f'<w:document xmlns:w="{space}"><w:body>{paragraph}</w:body></w:document>'
+    data = make_zip({"word/document.xml": document.encode()})
+    content, counts, read = translated("a.docx", data, replaced(one="1", two="2", box="3"))
+    assert [segment.text for segment in read.segments] == texts
+    assert sum(counts.skipped.values()) == skipped
+    written = zipfile.ZipFile(io.BytesIO(content)).read("word/document.xml").decode()
+    for old, new in {"one": "1", " two": " 2", "box": "3"}.items():
+        if any(old in text for text in texts):
+            document = document.replace(f">{old}<", f' xml:space="preserve">{new}<')
+    assert written == document
+
+
 def test_sentences_are_translated_one_by_one_and_joined() -> None:
     seen: list[str] = []
 

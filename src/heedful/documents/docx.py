@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 
 from heedful.data.inline import InlinePiece
 from heedful.data.xml_nodes import Node
@@ -22,30 +23,34 @@ _LARGE = 1 << 20  # bytes from which the ratio counts
 _PARTS = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
 # Marks without a text that a translated paragraph no longer needs.
 _DROPPED = {"proofErr", "lastRenderedPageBreak"}
-_AROUND = {"hyperlink", "ins", "smartTag", "sdt", "sdtContent", "fldSimple", "customXml"}
+_AROUND = {"hyperlink", "ins", "moveTo", "dir", "bdo", "smartTag", "customXml", "fldSimple"}
+_AROUND |= {"sdt", "sdtContent"}
 _FIELD = re.compile(r"fldCharType\s*=\s*[\"'](begin|separate|end)")
 _IN_RUN = {"rPr", "t", "lastRenderedPageBreak"}
 
 
-class _Paragraph:
-    """A paragraph with its segment.
+class _Text:
+    """The text of a paragraph, or of a part of one beside a text box.
+
+    Args:
+        parts: elements of the paragraph, one after the other.
 
     Attributes:
         start, end: of what is replaced.
-        formats: the properties of the runs of each pair of codes; of the others `main`.
+        length: of the text in its runs.
+        main: the properties of the runs without codes.
     """
 
-    def __init__(self, xml: XmlSource, node: Node, prefix: str) -> None:
+    def __init__(self, xml: XmlSource, parts: list[Node], prefix: str) -> None:
         self.xml, self._prefix = xml, prefix
-        parts = [node for node in node.children if node.name != "pPr"]
         self._pieces = _with_fields(_pieces(xml, parts, prefix))
         sizes: dict[str, int] = {}
         for piece in self._pieces:
             if piece.kind == "text":
                 sizes[piece.pair] = sizes.get(piece.pair, 0) + len(piece.raw)
+        self.length = sum(sizes.values())
         self.main = max(sizes, key=lambda key: sizes[key], default="")
-        self.start = parts[0].start if parts else node.inner_end
-        self.end = parts[-1].end if parts else node.inner_end
+        self.start, self.end = parts[0].start, parts[-1].end
         self.codes, self._before, self._after = segment_codes(
             [*_with_formats(self._pieces, self.main)]
         )
@@ -83,31 +88,42 @@ class DocxDocument(Document):
         super().__init__(name, languages)
         self._data = data
         self._sources: dict[str, XmlSource] = {}
-        self._paragraphs: list[tuple[Segment, _Paragraph]] = []
+        self._texts: list[tuple[Segment, _Text]] = []
         number = 0
         for part, content in _parts(data, name).items():
             xml = XmlSource(content, f"{name}: {part}", {"p"})
             self._sources[part] = xml
-            for node in _innermost(xml):
-                number += 1
-                prefix = f"{node.prefix}:" if node.prefix else ""
-                paragraph = _Paragraph(xml, node, prefix)
-                if not any(map(str.isalnum, paragraph.codes.text)):
-                    continue
-                codes = paragraph.codes
-                segment = self.add(Segment(codes.text, number, codes=codes))
-                self._paragraphs.append((segment, paragraph))
+            for paragraph in (one for node, _ in xml.found for one in node.walk()):
+                if paragraph.name == "p":
+                    number += 1
+                    self._add(xml, paragraph, number)
+
+    def _add(self, xml: XmlSource, paragraph: Node, number: int) -> None:
+        """Add the texts of a paragraph: one, or those before and behind each text box in it."""
+        prefix = f"{paragraph.prefix}:" if paragraph.prefix else ""
+        parts = [node for node in paragraph.children if node.name != "pPr"]
+        for has_box, group in groupby(parts, _has_paragraph):
+            nodes = [*group]
+            shown = "".join(_shown(node, paragraph.prefix) for node in nodes)
+            if not any(map(str.isalnum, shown)):
+                continue
+            text = None if has_box else _Text(xml, nodes, prefix)
+            if text is None or text.length < len(shown):
+                self.skip("texts within ruby, or in one run with a text box")
+            if text is not None and any(map(str.isalnum, text.codes.text)):
+                segment = self.add(Segment(text.codes.text, number, codes=text.codes))
+                self._texts.append((segment, text))
 
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`; parts of the file without a change are as they were."""
         changed: set[str] = set()
         names = {id(xml): part for part, xml in self._sources.items()}
-        for segment, paragraph in self._paragraphs:
+        for segment, text in self._texts:
             result = segment.result
             if result is None or result.text == segment.text:
                 continue
-            paragraph.xml.replace(paragraph.start, paragraph.end, paragraph.written(result.text))
-            changed.add(names[id(paragraph.xml)])
+            text.xml.replace(text.start, text.end, text.written(result.text))
+            changed.add(names[id(text.xml)])
         if not changed:
             return self._data
         out = io.BytesIO()
@@ -160,13 +176,18 @@ def _opened(data: bytes, name: str) -> Iterator[zipfile.ZipFile]:
         raise UserError(f"{name} is not a Word document, or damaged: {reason}") from None
 
 
-def _innermost(xml: XmlSource) -> Iterator[Node]:
-    """The paragraphs without paragraphs in them, such as those of text boxes."""
-    for node, _ in xml.found:
-        paragraphs = [inner for inner in node.walk() if inner.name == "p"]
-        for one in paragraphs:
-            if not any(inner.name == "p" for child in one.children for inner in child.walk()):
-                yield one
+def _has_paragraph(node: Node) -> bool:
+    """True for an element with paragraphs in it, those of a text box."""
+    return any(inner.name == "p" for inner in node.walk())
+
+
+def _shown(node: Node, prefix: str) -> str:
+    """The text of an element, without text boxes and text that was moved elsewhere."""
+    if node.name == "t" and node.prefix == prefix:
+        return node.text
+    if node.name in ("p", "moveFrom"):
+        return ""
+    return "".join(_shown(child, prefix) for child in node.children)
 
 
 def _pieces(xml: XmlSource, nodes: list[Node], prefix: str) -> Iterator[InlinePiece]:
