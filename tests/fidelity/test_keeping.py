@@ -343,6 +343,15 @@ def test_accelerators_that_have_no_place_are_reviewed(
     assert with_accelerator(source, target) == (target, [reason])
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("~5 minutes more", "noch ca. 5 Minuten"), ("5~10 files", "5 bis 10 Dateien")],
+)
+def test_signs_before_numbers_are_no_accelerators(source: str, target: str) -> None:
+    """The sign was put before the first letter of the target."""
+    assert with_accelerator(source, target) == (target, [])
+
+
 def test_a_text_that_is_left_out_is_not_searched_for_and_stays_blank(model: Translator) -> None:
     text = "open %s " * 200
     options = {"too_long": "leave_out", "glossary": {"open": "auf"}, "return_details": True}

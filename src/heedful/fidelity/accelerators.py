@@ -7,7 +7,8 @@ from heedful.data.inline import TAG
 from heedful.fidelity.pieces import find_pieces
 from heedful.fidelity.reasons import Reason
 
-_MARKED = re.compile(r"(?<![\w~&])[~_&](?=\w)|(?<=[^\W_])~(?=\w)")
+# A `~` before a number means about, and between two numbers a range.
+_MARKED = re.compile(r"(?<![\w~&])(?:~(?=[^\W\d])|[_&](?=\w))|(?<=[^\W_])~(?=[^\W\d])")
 
 
 def _marks(text: str, extra: tuple[str, ...]) -> list[re.Match[str]]:
