@@ -86,6 +86,28 @@ def test_formats_of_numbers_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("1,000 people", "1\u202f000 personnes"),
+        ("-1,234.5 km", "-1 234,5 km"),
+        ("12 345 678 habitants", "12,345,678 people"),
+        ("10000 of 12", "12 von 10’000"),
+        ("5% of 120", "٥٪ من ١٢٠"),
+        ("5 files", "５ファイル"),
+    ],
+)
+def test_numbers_as_other_languages_write_them_are_equal(source: str, target: str) -> None:
+    """They were missing, and others in their place."""
+    assert differences(source, target) == []
+    assert differences(target, source) == []
+    assert differences(f"{source} 7", target)
+    assert differences("1,000 and 2", "1 001 und 2") == [
+        "missing: 1,000",
+        "not in the source: 1, 001",
+    ]
+
+
+@pytest.mark.parametrize(
     ("source", "target", "reasons"),
     [
         ("Press <Enter> now", "Drücken Sie", ["missing: <Enter>"]),

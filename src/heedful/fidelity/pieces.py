@@ -5,6 +5,7 @@ position, the first one counts.
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,7 +126,11 @@ _WITH_SEPARATORS = re.compile(
     rf"(?:[eE][+-]?\d+)?{_PERCENT}"
 )
 # Signs that a translation keeps, wherever they stand.
-_LOOSE = re.compile(r"[%％{}<>€£¥°]")
+_LOOSE = re.compile(r"[%％٪{}<>€£¥°]")
+# A number whose groups are separated by blanks or apostrophes, as in French or in Switzerland.
+_SPACED = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:([ \u00a0\u2009\u202f'’])\d{3})(?:\1\d{3})*(?:[.,]\d+)?(?!\d)"
+)
 # Text in angle brackets, such as the name of a key, which a translation may write otherwise.
 _BRACKETED = re.compile(r"<[^\s<>](?:[^<>]{0,78}[^\s<>])?>")
 _BLANK = re.compile(r"[ \u00a0\u202f](?=%%$)")
@@ -219,12 +224,34 @@ def counts(text: str, extra: tuple[str, ...] = ()) -> Counter[str]:
 
 def _key(piece: Piece) -> str:
     """Equal for pieces that stand for each other: also a minus sign and a hyphen, and a percent
-    sign of printf with and without a blank before it."""
+    sign of printf with and without a blank before it, and digits of another script."""
     text = _BLANK.sub("", piece.text)
     if piece.kind != "number":
         return text
     text = text.replace("−", "-")
-    return min(text, localized(text) or text)
+    if not text.isascii():
+        text = "".join(str(unicodedata.decimal(c, c)) for c in text)
+    return _of_formats(text)
+
+
+def _of_formats(number: str) -> str:
+    """Equal for a number and the one with points and commas exchanged."""
+    return min(number, localized(number) or number)
+
+
+def _with_separators(text: str, others: Sequence[Piece]) -> str:
+    """A text whose numbers with blanks are written as an equal one of the other side is."""
+    if _SPACED.search(text) is None:
+        return text
+    known = {_key(piece).lstrip("-+±") for piece in others}
+
+    def written(match: re.Match[str]) -> str:
+        """The number with points or commas, or without separators."""
+        separator = "." if "," in match[0] else ","
+        forms = (match[0].replace(match[1], sign) for sign in (separator, ""))
+        return next((form for form in forms if _of_formats(form) in known), match[0])
+
+    return _SPACED.sub(written, text)
 
 
 def _loose_signs(text: str, pieces: Sequence[Piece]) -> Counter[str]:
@@ -233,7 +260,7 @@ def _loose_signs(text: str, pieces: Sequence[Piece]) -> Counter[str]:
         return Counter()
     inside = {place for piece in pieces for place in range(piece.start, piece.end)}
     found = (match for match in _LOOSE.finditer(text) if match.start() not in inside)
-    return Counter("%" if match[0] == "％" else match[0] for match in found)
+    return Counter("%" if match[0] in "％٪" else match[0] for match in found)
 
 
 def differences(
@@ -251,6 +278,10 @@ def differences(
     """
     ours = [*find_pieces(source, extra)] if pieces is None else pieces
     theirs = [*find_pieces(target, extra)]
+    if (written := _with_separators(target, ours)) != target:
+        target, theirs = written, [*find_pieces(written, extra)]
+    if (written := _with_separators(source, theirs)) != source:
+        source, ours = written, [*find_pieces(written, extra)]
     signs, their_signs = _loose_signs(source, ours), _loose_signs(target, theirs)
     if not (ours or theirs or signs or their_signs):
         return []
