@@ -21,6 +21,8 @@ WHOLE = [
     *("/usr/share/doc", "~/notes", "./run.sh", "../a/b.c", "C:\\Users\\me", "\\\\host\\share"),
     *("src/main.py", "archive.tar.gz", "www.example.org/a", "example.com", "README.PDF"),
     *("%m", "%Y", "%-d", "%Ey", "<%s>", "<%1$s>", "0x%02x", "0x%x", "-v", "-N"),
+    *("%<PRIu64>", "%5<PRId32>", "%'d", "%,.2f", "%1$,d", "%1$*2$d", "%.*f", "%I64d"),
+    *("%#@files@", "%1$S", "%1$tY", "%(my.name)s", "%sitename%", "{user-name}", "{ name }"),
     *("ER_NO_FILE", "PATH_MAX", "ar_member_touch", "pattern_id", "pt_BR"),
     *("<%= x %>", "<?php echo 1 ?>", "{% if a %}", "{# a note #}"),
     *("{n, plural, one {# file} other {# of {all}}}", "{g,select, a {He} other {They}}"),
@@ -65,6 +67,13 @@ def test_text_is_no_placeholder(text: str) -> None:
 def test_other_names_are_tags_with_a_closing_tag() -> None:
     assert [*counts("<Name> of <none>")] == []
     assert counts("<Name>x</Name>") == {"<Name>": 1, "</Name>": 1}
+
+
+def test_units_directly_behind_a_placeholder_are_text() -> None:
+    """The placeholder was none, so that a translation without it had no reason for a review."""
+    assert counts("%dx%d px of %.1fkB in %ds") == {"%d": 3, "%.1f": 1}
+    assert counts("(%dpx), %sMB, %1$sth, %d%%") == {"%d": 1, "%s": 1, "%1$s": 1, "%d%%": 1}
+    assert not counts("%dno, %ss, %sitename")
 
 
 def test_what_stands_in_angle_brackets_is_searched() -> None:

@@ -42,6 +42,12 @@ _PRE_RELEASE = (
 _DIGITS = r"\d+(?:[.,]\d+)*"
 # The percent sign of a text for printf belongs to its number or placeholder, and moves with it.
 _PERCENT = r"(?:[ \u00a0\u202f]?%%)?"
+# What follows a placeholder of printf directly: no letter, but a unit (%dpx) or a sign (%dx%d).
+_BEHIND = (
+    r"(?![A-Za-z])|(?<=[dfgisu])(?=(?:[kKMGT]?i?[Bb](?:its?|ps|ytes?)?|[kKMGT]|px|pt|dpi|ms|min"
+    r"|x|[ckm]m|st|nd|rd|th)(?![A-Za-z]))|(?<=[dfgiu])(?=[hms](?![A-Za-z]))"
+)
+_WIDTH = r"(?:\d+|\*(?:\d+\$)?)"
 # The beginning of a choice of texts of ICU's MessageFormat, as by a number.
 _CHOICE = r"\{\s*\w+\s*,\s*(?:plural|selectordinal|select)\s*,"
 _IN_BRACES = r"[^{}]*+"
@@ -69,20 +75,25 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     ),
     "named variable": (
         "placeholder",
-        r"%(?:\(\w+\)[#0 +-]*[\d.]*[A-Za-z]|[A-Z][A-Z0-9_]{2,}%?|\{\w+\}|\[\w+\])",
+        r"%(?:\([\w.-]+\)[#0 +-]*[\d.]*[A-Za-z]|\{\w+\}|\[\w+\])"
+        r"|%(?!I(?:32|64)[diouxX])[A-Z][A-Z0-9_]{2,}%?"
+        r"|(?<!\d)%[a-z][a-z\d_]{2,}%(?![A-Za-z\d(%])"
+        r"|%(?:\d+\$)?#@\w+@",  # of Apple's plural forms
     ),
     "percent sign": ("placeholder", r"%%"),  # of a text for printf
     "printf": (
         "placeholder",
-        r"(?:(?<![A-Za-z0-9_])0[xX])?%(?:\d+\$)?[#0+-]*(?:\d+|\*)?(?:\.(?:\d+|\*))?"
-        rf"(?:hh?|ll?|[Lqjzt])?[diouxXeEfFgGcspn@](?![A-Za-z]){_PERCENT}|%L?\d{{1,2}}(?!\d)"
+        rf"(?:(?<![A-Za-z0-9_])0[xX])?%(?:\d+\$)?[#0+-]*{_WIDTH}?(?:\.{_WIDTH})?"
+        rf"(?:<PRI\w+>|(?:hh?|ll?|[Lqjzt]|I32|I64)?[diouxXeEfFgGcspn@](?:{_BEHIND})){_PERCENT}"
+        r"|%(?:\d+\$)?[,'][#0+-]*[\d.]*l{0,2}[dfgiu](?![A-Za-z])"  # with separators of groups
+        r"|%\d+\$t?[A-Za-z](?![A-Za-z])|%L?\d{1,2}(?!\d)"  # also of Java, and of Qt
         r"|(?<!\d)%[EO^_-]?[A-Za-z](?![A-Za-z])",  # of strftime, and the error of a system
     ),
     "choice of texts": (  # whose texts may have placeholders
         "placeholder",
         _CHOICE + _IN_BRACES + r"\}",
     ),
-    "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?)?\}"),
+    "braces": ("placeholder", r"\{\{[^{}]+\}\}|\{(?:\w+(?:[.:,!\[][^{}]*)?| ?\w+(?:-\w+)* ?)?\}"),
     "marker": ("placeholder", r"#[A-Z][A-Z0-9_]+#|\[X\d+X\]"),  # the second of Weblate
     "path": (
         "placeholder",
