@@ -189,6 +189,20 @@ def test_required_phrases_are_in_every_list() -> None:
     assert math.isfinite(best.log_prob)
 
 
+def test_counted_tokens_are_in_the_list_of_their_text() -> None:
+    """Without them no output could end, so that a search for missing pieces found none."""
+    model = model_of("vaswani2017")
+    end = model.tokenizer.eos_id
+    nothing = np.zeros(41, np.int64)
+    model.shortlist = Shortlist(np.array([end]), nothing, np.array([], np.int64), 40)
+    rows = [[6, 7, 8], [9]]
+    request = model.request(rows, beam_size=2, max_new_tokens=6)
+    request = request._replace(counts=[{(30, 31): 2, (32,): 0}, {(33,): 1}])
+    [[first, *_], [second, *_]] = model.eager.outputs(rows, request)
+    assert {*first.ids[:2]} <= {30, 31}
+    assert (first.ids[2:], second.ids) == ([end], [33, end])
+
+
 def test_a_shortlist_that_a_backend_does_not_support_runs_eager(tmp_path: Path) -> None:
     model = model_of("vaswani2017")
     model.save(tmp_path)

@@ -199,7 +199,8 @@ class TorchGenerator:
     def _allowed_ids(
         self, rows: list[list[int]], request: GenerationRequest, shortlist: Shortlist
     ) -> list[list[int]] | None:
-        """The ids of the shortlist for each output, and the required ids."""
+        """The ids of the shortlist for each output, and the required ids, also those of which each
+        output has an exact number."""
         options = request.options
         if not options.shortlist or not self.decoding.is_encoder_decoder:
             return None
@@ -214,9 +215,13 @@ class TorchGenerator:
             if forced_id is not None:
                 required.add(forced_id)
         prefixes = request.output_prefixes or [[] for _ in rows]
+        counted = [
+            [token for group, number in counts.items() if number for token in group]
+            for counts in request.counts or [{} for _ in rows]
+        ]
         return [
-            [*required, *prefix, *shortlist.allowed_ids(row).tolist()]
-            for row, prefix in zip(rows, prefixes, strict=True)
+            [*required, *prefix, *own, *shortlist.allowed_ids(row).tolist()]
+            for row, prefix, own in zip(rows, prefixes, counted, strict=True)
         ]
 
     def arguments(self, rows: list[list[int]], request: GenerationRequest) -> dict[str, Any]:
