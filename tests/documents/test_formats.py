@@ -564,6 +564,25 @@ def test_attributes_that_are_shown_are_counted() -> None:
     assert counts.skipped == {"attributes that are shown, such as alt and title": 3}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "skipped"),
+    [
+        ("a.html", '<p>x</p><input type="Submit" value="Send"><input value="Ann">', 1),
+        ("a.html", '<meta name="description" content="My page"><meta name="a" content="b"><p>x', 1),
+        ("a.html", '<select><optgroup label="Fruit"><option>x</select>', 1),
+        ("a.md", '<div align="center">\nx y\n</div>\n\nx\n', 1),
+        ("a.md", "<!-- a -->\n\n<img src='x'>\n\n<style>\na {}\n</style>\n\nx\n", 0),
+        ("a.md", "x ![a cat](a.png) and ![](b.png) ![a dog][b]\n\n[b]: b.png\n", 2),
+    ],
+)
+def test_texts_of_markup_that_are_kept_are_counted(name: str, text: str, skipped: int) -> None:
+    """Nothing said that they were not translated."""
+    content, counts, _ = translated(name, text)
+    assert content.decode() == text
+    assert counts.segments == 1
+    assert sum(counts.skipped.values()) == skipped
+
+
 def test_blanks_and_keys_between_codes_stay_where_they_are() -> None:
     """Of keys the second one came first; blanks at the start of a line went to its end."""
     html = "<p>press <kbd>A</kbd>+<kbd>B</kbd> now</p><pre>a  b\n  <code>c</code> d</pre>"

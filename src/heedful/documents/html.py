@@ -56,7 +56,10 @@ _RAW = frozenset(["script", "style", "textarea", "title", "iframe", "xmp", "noem
 _ATTRIBUTE = re.compile(
     r"(?P<name>[^\s/>=][^\s/>=]*+)(?:\s*+=\s*+(?P<value>\"[^\"]*\"|'[^']*'|[^\s>]*+))?"
 )
-_SHOWN = frozenset(["alt", "title", "placeholder", "aria-label"])  # shown, or read out
+# Shown, or read out.
+_SHOWN = frozenset(["alt", "title", "placeholder", "label", "aria-label", "aria-description"])
+_BUTTONS = ("submit", "button", "reset")
+_DESCRIBES = re.compile(r"description|(?:og|twitter):(?:title|description|site_name)")  # of meta
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
 
 
@@ -86,9 +89,9 @@ class HtmlDocument(SpanDocument):
             raw = self.text[place:end]
             if tag == "html" and kind == "start" and self._root is None:
                 self._root = place, end
-            for attribute in _attributes(raw) if tag and found.kept is None else ():
-                if attribute.name in _SHOWN and any(map(str.isalnum, attribute.value)):
-                    self.skip("attributes that are shown, such as alt and title")
+            if tag and found.kept is None:
+                shown = sum(any(map(str.isalnum, value)) for value in _shown(tag, raw))
+                self.skip("attributes that are shown, such as alt and title", shown)
             found.add(place, kind, tag, raw)
         if found.kept is not None:
             line = self._line(found.kept_place)
@@ -238,6 +241,17 @@ def _attributes(tag: str) -> Iterator[_Attribute]:
             inner = value[1:-1] if is_quoted else value
             start = match.start("value") + is_quoted
             yield _Attribute(match["name"].lower(), inner, start, match.end())
+
+
+def _shown(name: str, tag: str) -> Iterator[str]:
+    """The values of attributes that are shown, also of buttons and in results of a search."""
+    values = {one.name: one.value for one in _attributes(tag)}
+    yield from (value for key, value in values.items() if key in _SHOWN)
+    if name == "input" and values.get("type", "").lower() in _BUTTONS:
+        yield values.get("value", "")
+    kind = values.get("name") or values.get("property", "")
+    if name == "meta" and _DESCRIBES.fullmatch(kind.lower()):
+        yield values.get("content", "")
 
 
 def _kind(tag: str, name: str, is_xml: bool) -> str:

@@ -44,6 +44,8 @@ _MARK_END = re.compile(r"(?<![\s*])\*{1,3}|(?<![\s_])_{1,3}|(?<![\s~])~~")
 _LAST_MARKS, _FIRST_MARKS = re.compile(r"[^*_~]?[*_~]*\Z"), re.compile(r"\A[*_~]*[^*_~]?")
 _EDGE = 12  # characters around a text that are read for its marks
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
+_NO_TEXT = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1>|<[^<>]*>", re.DOTALL | re.IGNORECASE)
+_ALTERNATIVE = re.compile(r"!\[[^\[\]]*\w")  # of an image, with words
 # What would begin a block other than a paragraph.
 _BLOCK_START = re.compile(
     r"(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|=+\s*\Z|(?:[-*_]\s*){3,}\Z|:|~~~|```|\|)"
@@ -85,6 +87,8 @@ class MarkdownDocument(SpanDocument):
             if token.type == "tr_open" and token.map:
                 row = token.map[0], token.map[1]
                 place = self._line_starts[first_line + row[0]]
+            if token.type == "html_block" and re.search(r"\w", _NO_TEXT.sub("", token.content)):
+                self.skip("blocks of HTML")
             in_cell = token.type in _TABLE_CELL or (in_cell and token.type == "inline")
             if token.type != "inline" or not token.content.strip():
                 continue
@@ -144,6 +148,9 @@ class MarkdownDocument(SpanDocument):
 
     def _add_range(self, start: int, end: int) -> None:
         pieces, sizes = _pieces(self.text[start:end], self._labels)
+        for piece in pieces:
+            if piece.kind == "alone" and _ALTERNATIVE.match(piece.raw):
+                self.skip("alternative texts of images")
         self._add_pieces(pieces, start, sizes)
 
     def _rendered(self, span: Span, text: str) -> str:

@@ -173,7 +173,8 @@ class Document(ABC):
 
     def skip(self, what: str, count: int = 1) -> None:
         """Count parts that are not translated."""
-        self.skipped[what] = self.skipped.get(what, 0) + count
+        if count:
+            self.skipped[what] = self.skipped.get(what, 0) + count
 
     def add(self, segment: Segment) -> Segment:
         """Append a segment; raises UserError for one that no model reads."""
