@@ -286,6 +286,15 @@ def test_xliff_of_several_languages_and_nested_flags() -> None:
         translated("a.xlf", XLIFF.replace('"de"', '"fr"'), loud)
 
 
+@pytest.mark.parametrize(("name", "source"), [("a.xlf", XLIFF), ("a.tmx", TMX)])
+def test_lines_of_translations_in_xml_end_as_those_of_the_file(name: str, source: str) -> None:
+    data = source.replace("Two<", "Two\nand<").replace("Three<", "Three\nand<")
+    data = data.replace("\n", "\r\n")
+    content, _, _ = translated(name, data, replaced(Two="2", Three="3"), policy=OVERWRITE)
+    assert re.search(rb"[23]\r\nand", content)
+    assert not re.search(rb"(?<!\r)\n", content)
+
+
 @pytest.mark.parametrize(
     ("name", "source", "mark"),
     [

@@ -26,6 +26,7 @@ class XmlSource:
         self._name = name
         self._file = Encoded.of(data, name, declared[1].decode() if declared else None)
         self._data = self._file.text.encode()
+        self._has_crlf = self._file.text.partition("\n")[0].endswith("\r")
         reader = NodeReader(name, wanted, "utf-8")
         self.found: list[tuple[Node, list[Node]]] = [*reader.read([self._data])]
         assert reader.root is not None
@@ -45,7 +46,10 @@ class XmlSource:
         return [*pieces_of(node, self.raw)]
 
     def replace(self, start: int, end: int, new: str) -> None:
-        """Replace what is between two places; at one place insertions are in their order."""
+        """Replace what is between two places; at one place insertions are in their order. Lines,
+        which a parser ends by LF, end as the file's first one."""
+        if self._has_crlf:
+            new = re.sub(r"(?<!\r)\n", "\r\n", new)
         self._edits.setdefault((start, end), []).append(new)
 
     def set_inner(self, node: Node, new: str) -> None:
