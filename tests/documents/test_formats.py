@@ -851,6 +851,26 @@ def test_docx_keeps_formats_and_other_parts() -> None:
     assert different == ["word/document.xml"]
 
 
+def test_hyphens_and_other_parts_of_word() -> None:
+    """A blank was read in place of a hyphen; nothing named the comments, and the main part had to
+    have the name that Word gives to it."""
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    text = (
+        "<w:r><w:t>an e</w:t><w:noBreakHyphen/><w:t>mail to co</w:t><w:softHyphen/>"
+        "<w:t>operate</w:t></w:r>"
+    )
+    document = f'<w:document xmlns:w="{space}"><w:body><w:p>{text}</w:p></w:body></w:document>'
+    comments = document.replace("document", "comments").replace("body", "comment")
+    parts = {"word/document2.xml": document, "word/comments.xml": comments}
+    data = make_zip({name: part.encode() for name, part in parts.items()})
+    content, counts, read = translated("a.docx", data, replaced(an="eine"))
+    assert [segment.text for segment in read.segments] == ["an e-mail to cooperate"]
+    assert counts.skipped == {"comments, charts and diagrams": 1}
+    written = zipfile.ZipFile(io.BytesIO(content))
+    assert ">eine e-mail to cooperate<" in written.read("word/document2.xml").decode()
+    assert written.read("word/comments.xml").decode() == comments
+
+
 def test_the_marks_of_a_field_of_word_stay_in_their_order() -> None:
     """They were codes of their own: the end of a field could come before its beginning."""
     marks = [

@@ -20,13 +20,17 @@ from heedful.errors import UserError
 MAX_UNPACKED = 1 << 29  # bytes of all parts together
 MAX_RATIO = 200  # of a part to its packed size
 _LARGE = 1 << 20  # bytes from which the ratio counts
-_PARTS = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+_MAIN = re.compile(r"word/document\d*\.xml")
+_PARTS = re.compile(_MAIN.pattern + r"|word/(header\d*|footer\d*|footnotes|endnotes)\.xml")
+_OTHERS = re.compile(r"word/(comments|charts/chart\d*|diagrams/data\d*)\.xml")
 # Marks without a text that a translated paragraph no longer needs.
 _DROPPED = {"proofErr", "lastRenderedPageBreak"}
 _AROUND = {"hyperlink", "ins", "moveTo", "dir", "bdo", "smartTag", "customXml", "fldSimple"}
 _AROUND |= {"sdt", "sdtContent"}
 _FIELD = re.compile(r"fldCharType\s*=\s*[\"'](begin|separate|end)")
-_IN_RUN = {"rPr", "t", "lastRenderedPageBreak"}
+# Elements of a run that are text, with the text of those without content.
+_TEXTS = {"t": "", "noBreakHyphen": "-"}
+_IN_RUN = {"rPr", "lastRenderedPageBreak", "softHyphen"}
 
 
 class _Text:
@@ -90,7 +94,11 @@ class DocxDocument(Document):
         self._sources: dict[str, XmlSource] = {}
         self._texts: list[tuple[Segment, _Text]] = []
         number = 0
-        for part, content in _parts(data, name).items():
+        contents = _parts(data, name)
+        for part in [part for part in contents if _OTHERS.fullmatch(part)]:
+            del contents[part]
+            self.skip("comments, charts and diagrams")
+        for part, content in contents.items():
             xml = XmlSource(content, f"{name}: {part}", {"p"})
             self._sources[part] = xml
             for paragraph in (one for node, _ in xml.found for one in node.walk()):
@@ -140,7 +148,11 @@ class DocxDocument(Document):
 
 
 def _parts(data: bytes, name: str) -> dict[str, bytes]:
-    """The parts with text; raises UserError for a file that is no document or unpacks too large."""
+    """The parts with text, the main one first.
+
+    Raises:
+        UserError: a file that is no document, or unpacks too large.
+    """
     with _opened(data, name) as file:
         infos = file.infolist()
         total = sum(info.file_size for info in infos)
@@ -158,10 +170,10 @@ def _parts(data: bytes, name: str) -> dict[str, bytes]:
         names = [info.filename for info in infos]
         if len({*names}) < len(names):
             raise UserError(f"{name} holds a part twice; save it again in Word")
-        if "word/document.xml" not in names:
+        if not any(map(_MAIN.fullmatch, names)):
             raise UserError(f"{name} is not a Word document; name a .docx file")
-        chosen = sorted(part for part in names if _PARTS.fullmatch(part))
-        chosen.sort(key=lambda part: part != "word/document.xml")
+        chosen = sorted(name for name in names if _PARTS.fullmatch(name) or _OTHERS.fullmatch(name))
+        chosen.sort(key=lambda part: _MAIN.fullmatch(part) is None)
         return {part: file.read(part) for part in chosen}
 
 
@@ -215,8 +227,8 @@ def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[InlinePiece]:
     properties = run.child("rPr")
     raw = "" if properties is None else xml.raw(properties.start, properties.end)
     for part in run.children:
-        if part.name == "t":
-            yield InlinePiece("text", part.text, raw)
+        if part.name in _TEXTS:
+            yield InlinePiece("text", _TEXTS[part.name] or part.text, raw)
         elif part.name not in _IN_RUN:
             inner = xml.raw(part.start, part.end)
             yield InlinePiece("alone", f"<{prefix}r>{raw}{inner}</{prefix}r>")
