@@ -113,7 +113,7 @@ def test_codes_beside_a_choice_are_placed_around_it() -> None:
     choice = "{n, select, a {file} other {files}}"
     content, counts, _ = translated("a.xlf", unit(f'see <x id="a"/> {choice}'), translate)
     assert f'siehe <x id="a"/> {choice}</target>' in content.decode()
-    assert counts.to_review == 0
+    assert counts.to_review == 1, "its texts are not translated"
 
 
 def test_a_selection_keeps_its_keys() -> None:
@@ -153,6 +153,17 @@ def test_signs_of_the_syntax_in_a_translation_are_quoted() -> None:
 )
 def test_other_choices_stay_as_they_are(text: str) -> None:
     assert choice_of(text) is None
+
+
+def test_a_choice_that_is_not_read_and_copied_is_reviewed() -> None:
+    """A model without masks that copied it left no reason."""
+    ordinal = "{n, selectordinal, one {#st} other {#th}}"
+    content, counts, _ = translated("a.po", catalogue(f"The {ordinal} file"), german)
+    assert f'"The {ordinal} Datei"' in content.decode()
+    assert f"# needs review: a choice of texts that is not translated: {ordinal}" in (
+        content.decode()
+    )
+    assert counts.to_review == 1
 
 
 def test_a_choice_that_is_not_read_and_changed_is_reviewed() -> None:

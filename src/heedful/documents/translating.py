@@ -16,6 +16,7 @@ from heedful.documents.sentences import Fits
 from heedful.documents.split_segments import SplitSegment
 from heedful.documents.word_links import TokenAlignment
 from heedful.fidelity import Reason, differences, with_accelerator
+from heedful.fidelity.pieces import find_pieces, is_choice
 from heedful.fidelity.quality import quality
 from heedful.progress import track
 
@@ -250,6 +251,16 @@ def _kept(segment: Segment) -> _Output:
     return _Output(segment.text, reasons=(Reason("choice", {"piece": piece}),))
 
 
+def _without_choice(segment: Segment, output: _Output) -> _Output:
+    """The translation of a segment, with a reason for each choice in it that stays as it is."""
+    choices = [piece.text for piece in find_pieces(segment.text) if is_choice(piece.text)]
+    choices = [choice for choice in choices if choice in output.text]
+    if not choices:
+        return output
+    reasons = [*output.reasons, *(Reason("choice", {"piece": piece}) for piece in choices)]
+    return replace(output, reasons=tuple(dict.fromkeys(reasons)))
+
+
 def _chosen(
     choice: IcuChoice, branches: Mapping[str, str], outputs: Sequence[_Output], language: str | None
 ) -> _Output:
@@ -341,7 +352,9 @@ class _Work:
             if choice is not None:
                 translated.append(_chosen(choice, texts, outputs, language))
             else:
-                translated.append(outputs[0] if outputs else _kept(segment))
+                translated.append(
+                    _without_choice(segment, outputs[0]) if outputs else _kept(segment)
+                )
         return translated
 
     def _translate_parts(self, segments: Sequence[Segment]) -> list[_Output]:
