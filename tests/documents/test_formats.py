@@ -166,6 +166,13 @@ def test_flags_without_fuzzy_keep_their_line_end() -> None:
     assert content.decode() == expected
 
 
+def test_codes_of_bytes_in_po_are_characters() -> None:
+    """Each byte was a character."""
+    source = r'msgid "caf\303\251 \x41\\303 \351"' + '\nmsgstr ""\n'
+    [segment] = read_document(source.encode(), "a.po").segments
+    assert segment.text == "café A\\303 é"
+
+
 def test_po_in_another_charset() -> None:
     source = PO.replace("UTF-8", "ISO-8859-1").encode("latin-1")
     content, _, _ = translated("a.po", source, replaced(Hello="Grüß"))

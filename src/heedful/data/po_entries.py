@@ -15,7 +15,8 @@ _PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+?)\s*;?\s
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 _KEYWORD = re.compile(r"\s*(?:(msgctxt|msgid_plural|msgid|msgstr)(?:\[\s*(\d+)\s*\])?\s*)?(\".*)")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"\s*\Z')
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
+_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3}))")
+_ESCAPE = re.compile(rf"(?:{_CODE.pattern})+|\\(?P<letter>.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _REVERSED = {"\\": "\\\\", '"': '\\"', **{value: f"\\{key}" for key, value in _ESCAPES.items()}}
 MAX_FORMS = 10
@@ -192,12 +193,15 @@ def unescape(text: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    code = match[1]
-    if code[0] == "x" and len(code) > 1:
-        return chr(int(code[1:], 16))
-    if code[0] in "01234567":
-        return chr(int(code, 8) & 0xFF)
-    return _ESCAPES.get(code, code)
+    if letter := match["letter"]:
+        return _ESCAPES.get(letter, letter)
+    # Codes are of bytes, such as those of a character that `msgcat --escape` writes.
+    codes = (int(hex_, 16) if hex_ else int(octal, 8) for hex_, octal in _CODE.findall(match[0]))
+    data = bytes(code & 0xFF for code in codes)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
 
 
 def escape(text: str) -> str:
