@@ -769,6 +769,15 @@ def test_lines_of_markdown_end_as_for_its_parser(front: str, end: str) -> None:
     assert content.count("the") == 0
 
 
+def test_signs_beside_links_and_at_the_end_of_headings_are_text() -> None:
+    """A link behind the sign became an image, and the sign at the end was left out."""
+    document = read_document(b"# About C\n\nSay [it](x)\n", "a.md")
+    for segment, text in zip(document.segments, ("C #", "Say!<g1>it</g1>"), strict=True):
+        segment.result = Result(text, origin="model")
+    html = MarkdownIt().render(document.to_bytes().decode())
+    assert html == '<h1>C #</h1>\n<p>Say!<a href="x">it</a></p>\n'
+
+
 def test_code_of_markdown_stays_apart() -> None:
     """Two codes side by side are one, with the marks between in it."""
     content = as_text(translated("a.md", "a `b` or `c` d", lambda text: "Q"))

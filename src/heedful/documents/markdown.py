@@ -158,6 +158,7 @@ class MarkdownDocument(SpanDocument):
         rendered = super()._rendered(span, text)
         if span.start in self._is_cell:
             return re.sub(r"(?<!\\)\|", r"\\|", rendered)
+        rendered = re.sub(r"(?<=\s)(?=#+\Z)", r"\\", rendered)  # it would end a heading
         source = self.text[span.start : span.end]
         if _BLOCK_START.match(rendered) and not _BLOCK_START.match(source):
             number = re.match(r"\d+", rendered)
@@ -166,12 +167,15 @@ class MarkdownDocument(SpanDocument):
         return rendered
 
     def _joined(self, pieces: Sequence[InlinePiece], span: Span) -> str:
-        """The pieces together; code beside code has a blank between, or both would be one."""
+        """The pieces together; code beside code has a blank between, or both would be one, and a
+        link behind `!` would be an image."""
         before = _found(_LAST_MARKS, self.text[max(0, span.start - _EDGE) : span.start])
         behind = _found(_FIRST_MARKS, self.text[span.end : span.end + _EDGE])
         joined = [before]
         for part in [*with_emphasis(_without_edge_breaks(pieces), before, behind), behind]:
             is_code = part.startswith("`") and joined[-1].endswith("`")
+            if part.startswith("[") and joined[-1].endswith("!"):
+                joined[-1] = joined[-1][:-1] + "\\!"
             joined += [" ", part] if is_code else [part] if part else []
         whole = "".join(joined)
         return whole[len(before) : len(whole) - len(behind)]
