@@ -190,3 +190,8 @@ def test_repetitions_take_no_time(name: str, part: str) -> None:
     data = head + part * 10_000
     with suppress(UserError):
         translated(name, data, fits=lambda text: len(text) < 1_000)
+
+
+def test_an_empty_message_with_plural_forms_is_no_header() -> None:
+    message = b'msgid ""\nmsgid_plural ""\nmsgstr[0] ""\n\nmsgid "a"\nmsgstr ""\n'
+    assert b'msgid "a"\nmsgstr "A"\n' in translated("a.po", message, str.upper)[0]

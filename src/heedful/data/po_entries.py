@@ -43,7 +43,8 @@ class Entry:
     @property
     def is_header(self) -> bool:
         """It has the settings of the file."""
-        return self.texts.get("msgid") == "" and "msgctxt" not in self.texts
+        others = {"msgctxt", "msgid_plural"}
+        return self.texts.get("msgid") == "" and others.isdisjoint(self.texts)
 
     @property
     def is_fuzzy(self) -> bool:
