@@ -264,12 +264,13 @@ def test_a_closed_pipe_is_no_error_for_a_document_larger_than_a_buffer(
         (("text", "--memory", "a.tmx"), "--memory is for documents"),
         (("text", "--only-empty"), "--only-empty is for documents"),
         (("text", "--quality"), "for lines there is --review"),
-        (("-i", "a.srt", "--review", "a.srt"), "--review a.srt is the input, the output or"),
+        (("-i", "a.srt", "--review", "a.srt"), "--review a.srt is the input or the output"),
         (("-i", "lines", "--alignments", "lines"), "lines is read and cannot be written too"),
         (("text", "--alignments", "x", "-o", "x"), "--alignments and --output are both x"),
         (("text", "--alignments", "x", "--review", "x"), "--review and --alignments are both x"),
         (("text", "--glossary", "a.tsv", "-o", "a.tsv"), "a.tsv is read and cannot be written"),
-        (("-i", "a.srt", "--memory", "a.tsv", "--review", "a.tsv"), "is the input, the output or"),
+        (("-i", "a.srt", "--memory", "a.tsv", "--review", "a.tsv"), "a.tsv is read and cannot be"),
+        (("text", "--glossary", "a.tsv", "--review", "a.tsv"), "a.tsv is read and cannot be"),
         (("text", "--glossary", "none.tsv"), "cannot read none.tsv"),
         (("text", "--glossary", "a.srt"), "a.srt, line 1: a glossary has 2 columns"),
     ],
@@ -290,3 +291,10 @@ def test_wrong_uses_are_one_line(
     outcome = commands.run("translate", model, *words, cwd=tmp_path)
     assert_refused(outcome, problem)
     assert tree(tmp_path) == before
+
+
+def test_a_review_replaces_no_file_of_the_model(commands: Any, model: Path) -> None:
+    before = tree(model)
+    outcome = commands.run("translate", model, "cat", "--review", model / "config.json")
+    assert_refused(outcome, f"is inside {model}, which is read; give another --review")
+    assert tree(model) == before

@@ -76,7 +76,7 @@ class DocumentFlags:
         """The table of `--review`; None: it is not wanted."""
         if self.review is None:
             return None
-        return ReviewTable(self.review, [in_out.input, in_out.output, self.memory])
+        return ReviewTable(self.review, [in_out.input, in_out.output])
 
     def check(self, in_out: InputOutput) -> None:
         """Raise UserError for flags that contradict, or have no effect without a document."""

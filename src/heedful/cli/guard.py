@@ -102,9 +102,11 @@ def _check(values: dict[str, Any]) -> None:
         raise UserError(f"no device {device}; use auto, cpu, cuda, cuda:1 or mps")
     paths = [(name, value) for name, value in each if isinstance(value, Path)]
     paths += [(name, Path(value)) for name, value in each if value and name in _TEXT_OPTIONS]
-    for name in ("output", "alignments"):  # for --review see `ReviewTable`
+    for name in _OUTPUT_OPTIONS:
         if (output := values.get(name)) is not None:
-            others = [(other, path) for other, path in paths if other != name]
+            # The table of --review may be beside the documents of a folder: see `ReviewTable`.
+            apart = (name, "input", "output") if name == "review" else (name,)
+            others = [(other, path) for other, path in paths if other not in apart]
             _check_output(name, output, values.get("input"), others)
 
 

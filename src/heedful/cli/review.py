@@ -34,7 +34,7 @@ class ReviewTable:
         if not {*places}.isdisjoint(given):
             problem = "a document in a folder"
             if places[0] in given:
-                problem = "the input, the output or the memory"
+                problem = "the input or the output"
             raise UserError(f"--review {path} is {problem}; name another file")
         self._path = path
         self._sources: deque[str] = deque()
