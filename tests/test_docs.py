@@ -98,16 +98,51 @@ def test_results_name_recipes_that_exist() -> None:
     assert {band["recipe"] for band in bands} <= set(shipped_recipes())
 
 
-def test_keys_on_guides_are_keys_of_recipes() -> None:
-    """Such as `training.clip_norm`; keys of models and tasks are not on the page of keys."""
+def keys_of_recipes() -> set[str]:
+    """Those on their page; keys of models and tasks are not there."""
     known, section = set(), ""
     for line in (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").splitlines():
         section = line[3:] if line.startswith("## ") else section
         if key := re.match(r"\| `(\w+)` \|", line):
             known.add(f"{section}.{key[1]}".strip("."))
+    return known
+
+
+def test_keys_on_guides_are_keys_of_recipes() -> None:
+    """Such as `training.clip_norm`."""
+    known = keys_of_recipes()
     for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
         text = re.sub(r"\bdata\.(valid|test)\b", "data.train", page.read_text(encoding="utf-8"))
         names = re.findall(
             r"`(?:data|tokenizer|adapter|training|evaluation)(?:\.[a-z_]+)+\b(?!\.)", text
         )
         assert {name[1:] for name in names} - known == set(), page.name
+
+
+def written_pages() -> list[Path]:
+    """The pages with commands that people write."""
+    folders = [ROOT, *(ROOT / "docs" / name for name in ("", "guides", "tutorials", "handbook"))]
+    pages = [page for folder in folders for page in sorted(folder.glob("*.md"))]
+    return [page for page in pages if page.name not in ("CHANGELOG.md", "cli.md", "log.md")]
+
+
+def test_commands_on_pages_set_keys_of_recipes() -> None:
+    known, found = keys_of_recipes(), 0
+    for page in written_pages():
+        for key in re.findall(r"--set '?(\w+\.[\w.]+)=", page.read_text(encoding="utf-8")):
+            name = re.sub(r"^data\.(valid|test)\.", "data.train.", key)
+            name = re.sub(r"^data\.corpora\.\w+\.", "data.corpora.NAME.", name)
+            assert name in known or key.startswith(("model.", "objective.")), f"{page.name}: {key}"
+            found += 1
+    assert found > 50
+
+
+def test_commands_on_pages_translate_files_to_the_same_format() -> None:
+    """As the command refuses another one by the name of the output."""
+    found = 0
+    for page in written_pages():
+        text = page.read_text(encoding="utf-8")
+        for source, output in re.findall(r"translate [^\n`]*-i (\S+) -o ([^\s`]+)", text):
+            assert Path(source).suffix in ("", Path(output).suffix), f"{page.name}: {output}"
+            found += 1
+    assert found > 5
