@@ -33,7 +33,7 @@ def train(
     For a run's folder in place of a recipe, --out is that folder by default; for another
     recipe.yaml, the name of its folder. With torchrun --nproc-per-node N -m before the command, N
     processes train one run together (training.parallel); without it, a run of ten minutes or more
-    on a CPU measures how threads and processes use its cores best.
+    on a CPU measures which number of threads is the fastest.
 
     Example: heedful train translation --minutes 30 --set data.train.file=my.tsv
     """

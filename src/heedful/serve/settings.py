@@ -15,8 +15,8 @@ class Settings(RunTimeOptions):
 
     keys: Path | None = option(
         "File of API keys, one a line; `admin KEY` may also replace models by /admin/reload. "
-        "Every route needs one but /health, /languages, /frontend/settings and the files of the "
-        "web pages (/ and /docs).",
+        "Every route needs one but /health, /languages, /frontend/settings, /download_file and the "
+        "files of the web pages (/ and /docs).",
         None, _ACCESS, shown="none needed", metavar="FILE",
     )  # fmt: skip
     cors: Sequence[str] = option(
