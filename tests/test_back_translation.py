@@ -242,6 +242,7 @@ def test_wrong_back_translations_are_refused(
         (recipe, whole, {"tag": "<x>"}, r"was started with other settings \(tag\)"),
         (recipe, mono.parent, {}, "holds other files; give a new out=FOLDER"),
         (recipe, tmp_path / "b", {"backward_model": tmp_path}, "is not a model"),
+        (recipe, tmp_path / "b", {"backward_model": mono, "optimize": True}, "is not optimized"),
         (recipe, tmp_path / "b", {"weight": 0}, "a corpus of weight 0"),
         (recipe, tmp_path / "b", {"tag": "bt"}, "angle brackets, as <2de>, not 'bt'"),
         (recipe, tmp_path / "b", {"decoding": {"temperature": -1.0}}, "temperature must be"),

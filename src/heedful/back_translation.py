@@ -197,6 +197,11 @@ def _check(recipe: Recipe, settings: BackTranslation, out: Path) -> None:
     if settings.backward_model is not None:
         if settings.backward_changes:
             raise UserError("backward_model is a finished model, so backward_changes has no effect")
+        if settings.optimize:
+            raise UserError(
+                "backward_model is not changed, so it is not optimized here: run heedful optimize "
+                f"{settings.backward_model} before"
+            )
         expect(load(settings.backward_model), Translator, "back-translation")
     options = Options.from_keywords(settings.decoding).with_defaults({})
     sampling_rules(**{name: getattr(options, name) for name in SAMPLING_OPTIONS})

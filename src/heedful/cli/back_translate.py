@@ -50,7 +50,7 @@ class BackTranslationFlags:
         None,
         "--optimize/--no-optimize",
         None,
-        "Find the fastest backend of the backward model first.",
+        "Find the fastest backend of the backward model first; not for --backward.",
         show_default="for more than 20,000 texts",
     )
     beam_size: int | None = _flag(
