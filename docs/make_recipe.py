@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from heedful.config import Corpus, Expectation, Files, Recipe
 from heedful.config.keys import inline, keys_of, type_name
@@ -59,10 +59,11 @@ def _row(key: str, field: FieldInfo, name: str = "") -> str:
     is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
     if is_section:
         default = "below"
-    elif field.default is PydanticUndefined:
+    elif field.is_required():
         default = "needed"
     else:
-        default = f"`{inline(to_jsonable_python(field.default))}`"
+        value = field.get_default(call_default_factory=True)
+        default = f"`{inline(to_jsonable_python(value))}`"
     own: dict[str, list[str]] = {}
     for task, keys in BUILT_IN.items():
         if name in keys.defaults:
