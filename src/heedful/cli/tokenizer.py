@@ -72,7 +72,7 @@ def train(
     ),
     json: Json = False,
 ) -> None:
-    """Train a tokenizer on the lines of text files, plain or gzip.
+    """Train a tokenizer on the lines of text files, plain, gzip or zstd.
 
     A recipe uses it by tokenizer.path. For one vocabulary of two languages give the files of both.
 
