@@ -113,6 +113,17 @@ def test_what_does_not_fit_is_said_with_changes_that_do(gpt: Path) -> None:
     assert "--parallel fsdp -> " in text
 
 
+def test_a_run_that_fsdp_refuses_is_not_planned_with_it(gpt: Path, commands: Commands) -> None:
+    muon = ("--set", "training.optimizer.name=muon", "--gpu", "h100", "--gpus", "2")
+    refused = commands.run("plan", gpt, *muon, "--parallel", "fsdp")
+    assert_refused(refused, "--parallel fsdp: training.optimizer.name muon needs whole matrices")
+    remedies = planned(gpt, *muon, "--memory", "0.001")["remedies"]
+    assert remedies
+    assert not any("fsdp" in change for change in remedies)
+    alone = planned(gpt, *muon[:4], "--memory", "0.001")["remedies"]
+    assert not any("fsdp" in change for change in alone)
+
+
 def test_a_net_that_no_machine_holds_is_planned(gpt: Path) -> None:
     sizes = {"architecture": "llama", "size": "3-70b", "num_layers": 2, "d_ff": 1_400_000}
     recipe = load_recipe(gpt, {"model": sizes})

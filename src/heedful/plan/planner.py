@@ -41,6 +41,7 @@ from heedful.progress import PrintLine, track
 from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
 from heedful.training.optimizer import resolve_precision
+from heedful.training.parallel import not_sharded_reason
 from heedful.training.step import LossFunction, LossNet
 from heedful.zoo.architectures import host_memory
 
@@ -184,6 +185,9 @@ class _Planner:
             self.precision = resolve_precision(precision, torch.device("cpu"))
         else:
             self.precision = "bf16" if precision == "auto" else precision
+        self.not_sharded = not_sharded_reason(self.training, self.precision)
+        if self.not_sharded and options.parallelism == "fsdp":
+            raise UserError(f"parallel=fsdp: {self.not_sharded}, or take ddp")
         accumulation = self.training.gradient_accumulation
         # Parts of each batch, so that every process has equally many micro-batches of a step.
         self.parts = options.gpus // gcd(accumulation, options.gpus)
@@ -288,7 +292,9 @@ class _Planner:
         if not checkpointed:
             peak = self.memory(True, parallelism).peak
             peaks["training.activation_checkpointing=true"] = peak
-        if parallelism == "ddp" and not min(peaks.values(), default=available + 1) <= available:
+        can_shard = not self.not_sharded
+        is_too_large = not min(peaks.values(), default=available + 1) <= available
+        if parallelism == "ddp" and can_shard and is_too_large:
             peaks["--parallel fsdp"] = self.memory(True, "fsdp").peak
             parallelism = "fsdp"
         size = self.training.batch_tokens
@@ -300,7 +306,7 @@ class _Planner:
             peaks = {k: v for k, v in peaks.items() if not k.startswith("training.batch_tokens")}
             peaks[f"training.batch_tokens={int(size * share)}"] = peak
             share /= 2
-        if gpus == 1 and min(peaks.values(), default=available + 1) > available:
+        if gpus == 1 and can_shard and min(peaks.values(), default=available + 1) > available:
             fsdp = rank_memory(
                 self.step_cost([self.rank_batch()] * min(2, self.per_rank), checkpointed=True),
                 self.work.net, "fsdp", GPUS_PER_MACHINE, in_bf16=self.in_bf16,

@@ -217,6 +217,13 @@ def parallelism_of(settings: Training, processes: Processes, precision: str) -> 
         )
     if settings.parallel != "fsdp":
         return "ddp"
+    if reason := not_sharded_reason(settings, precision):
+        raise UserError(f"training.parallel fsdp: {reason}, or set training.parallel=ddp")
+    return "fsdp"
+
+
+def not_sharded_reason(settings: Training, precision: str) -> str:
+    """Why FSDP cannot train with some settings, with what to do; "" if it can."""
     reasons = {
         "training.optimizer.name muon needs whole matrices; use adamw": (
             settings.optimizer.name == "muon"
@@ -228,10 +235,7 @@ def parallelism_of(settings: Training, processes: Processes, precision: str) -> 
             settings.compile
         ),
     }
-    for reason, is_unsupported in reasons.items():
-        if is_unsupported:
-            raise UserError(f"training.parallel fsdp: {reason}, or set training.parallel=ddp")
-    return "fsdp"
+    return next((reason for reason, is_unsupported in reasons.items() if is_unsupported), "")
 
 
 def shared_net(
