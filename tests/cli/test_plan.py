@@ -166,6 +166,7 @@ def test_evenness_of_ranks() -> None:
         (("--utilization", "2"), ("--utilization 2",)),
         (("--utilization", "0.5"), ("--utilization 0.5", "--gpu")),
         (("--gpus", "2", "--parallel", "none"), ("--parallel none",)),
+        (("--gpus", "2", "--set", "training.parallel=none"), ("--parallel none",)),
         (("--gpu", "h100", "--parallel", "fsdp"), ("--parallel fsdp", "--gpus")),
         (("--gpu", "h100", "--set", "tokenizer.vocab_size=null"), ("tokenizer.vocab_size",)),
         (("--gpu", "h100", "--set", "model.size=9t"), ("model.size",)),

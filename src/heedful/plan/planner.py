@@ -167,7 +167,7 @@ def make_plan(recipe: Recipe, options: PlanOptions, print_line: PrintLine) -> Pl
         raise UserError(
             f"parallel={options.parallel} is for several GPUs: give gpus=N too, or leave it out"
         )
-    if options.parallel is None and recipe.training.parallel in ("ddp", "fsdp"):
+    if options.parallel is None and recipe.training.parallel != "auto":
         options = replace(options, parallel=recipe.training.parallel)
     work = Work.open(recipe, uses_data=options.tokens is None, print_line=print_line)
     return _Planner(work, options).plan()
