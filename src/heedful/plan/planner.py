@@ -89,7 +89,7 @@ class PlanOptions:
             raise UserError(f"utilization={self.utilization:g}: must be above 0 and at most 1")
         if self.utilization is not None and self.gpu == CPU:
             raise UserError(
-                f"utilization={self.utilization:g} is of a GPU, and the speed of the CPU is "
+                f"utilization={self.utilization:g} is for GPUs, and the speed of the CPU is "
                 "measured: give gpu=NAME too, or leave it out"
             )
         if self.parallel == "none" and self.gpus > 1:
