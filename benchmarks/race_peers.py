@@ -370,7 +370,8 @@ def eole(job: Job, *, is_tiny: bool) -> tuple[dict[str, Any], list[list[str]]]:
     optimizer, schedule, label smoothing), docs/docusaurus_tsx/docs/quickstart.md (the default size
     of `architecture: transformer`, a bucket for small data). Changed for the corpora: the
     vocabulary; one batch a step and no minimum frequency, which are for millions of pairs and big
-    GPUs; checkpoints more often; no BLEU of validation text, which costs time; the warm-up.
+    GPUs; checkpoints more often; no BLEU of validation text, which costs time; the warm-up; mixed
+    precision in place of weights in bf16, and 32-bit numbers where the processor has no bf16.
     """
     corpus = job.corpus
     size: dict[str, Any] = {
