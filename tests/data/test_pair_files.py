@@ -206,7 +206,7 @@ def test_po_and_mo_have_plural_forms_and_no_fuzzy_messages(tmp_path: Path) -> No
 
 def test_csv_has_quotes_separators_and_headers(tmp_path: Path) -> None:
     expected = [("a, b", 'say "c"'), ("d\ne", "f")]
-    for separator in (",", ";", "\t"):
+    for separator in (",", ";", "\t", "|"):
         content = separator.join(['"a, b"', '"say ""c"""']) + "\r\n"
         content += separator.join(['"d\ne"', "f"]) + "\n\n"
         assert pairs_of(rows_of(tmp_path, "a.csv", content)) == expected
@@ -222,6 +222,9 @@ def test_csv_has_quotes_separators_and_headers(tmp_path: Path) -> None:
     assert by_name.report.summary() == "1 lines read, 1 pairs kept"
     by_number = rows_of(tmp_path, "a.csv", table, {"src": 3, "tgt": 2}, header=True)
     assert pairs_of(by_number) == [("dog", "Hund")]
+    blank = rows_of(tmp_path, "a.csv", "\nen,de\n,\ndog,Hund\n\n , , ,\n")
+    assert pairs_of(blank) == [("dog", "Hund")]
+    assert (blank.report.num_lines, blank.report.num_headers, blank.report.num_empty) == (6, 1, 4)
     labels = rows_of(tmp_path, "b.csv", '"x, y",no\n', {"text": None, "label": None})
     assert (labels["text"], labels["label"]) == (["x, y"], ["no"])
 

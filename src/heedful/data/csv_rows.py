@@ -1,7 +1,11 @@
-"""Rows of CSV files: columns separated by commas or semicolons, with quotes (RFC 4180)."""
+"""Rows of CSV files: columns separated by commas, semicolons, tabs or bars, with quotes.
+
+RFC 4180 defines those with commas.
+"""
 
 import csv
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from heedful.data.rows import Field
@@ -28,12 +32,16 @@ def csv_units(
         UserError: a quote without its end; a row with another number of columns.
     """
     rows = _read(path)
-    first = [row for _, row in zip(range(_SAMPLE), rows, strict=False)]
-    if not first:
+    first, cells = [], list[list[str]]()
+    for line, row in rows:
+        first.append((line, row))
+        cells += [row] if row else []
+        if len(cells) == _SAMPLE:
+            break
+    if not cells:
         return
     explicit = [field for field in fields.values() if field is not None]
-    width = len(first[0][1])
-    cells = [row for _, row in first]
+    width = len(cells[0])
     is_named = any(isinstance(field, str) for field in explicit)
     if is_named:
         if not all(isinstance(field, str) for field in explicit) or len(explicit) < len(fields):
@@ -54,27 +62,24 @@ def csv_units(
         if header is None:
             sample = [[row[i] for i in columns] for row in cells if len(row) == width]
             header = has_names(path, sample, fields, languages)
-    for number, (line, row) in enumerate(_chained(first, rows)):
-        if len(row) != width:
+    for line, row in chain(first, rows):
+        if not row:
+            yield FileRow(line, ("",) * len(columns))
+        elif len(row) != width:
             raise UserError(
                 f"{path}, line {line}: {len(row)} columns where there must be {width}; put texts"
                 " with the separator in quotes"
             )
-        if number or not header:
+        elif not header:
             yield FileRow(line, tuple(row[column] for column in columns))
-        elif not is_named:
-            yield FileRow(line, (), HEADER)
-
-
-def _chained(
-    first: list[tuple[int, list[str]]], rest: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, list[str]]]:
-    yield from first
-    yield from rest
+        else:
+            header = False
+            if not is_named:
+                yield FileRow(line, (), HEADER)
 
 
 def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with the number of its first line."""
+    """The rows, each with the number of its first line; one of blank cells is []."""
     lines = read_lines(path, keep_ends=True)
     delimiter = None
     number = 0
@@ -95,8 +100,7 @@ def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         for row in reader:
             first, number = number + 1, reader.line_num
-            if row and any(cell.strip() for cell in row):
-                yield first, row
+            yield first, row if any(cell.strip() for cell in row) else []
     except csv.Error as error:
         raise UserError(
             f"{path}, line {number + 1}: broken CSV: {error}; end each quote, and write a quote in"

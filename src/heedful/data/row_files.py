@@ -191,7 +191,8 @@ def read_rows(
       numbers, or names in the first line; all `None`: the file has exactly these columns, in order,
       and one column is lines of text. Without names, a first line of several that is recognized as
       a header (`heedful.data.tsv`) is left out and counted;
-    * .csv: the same with commas or semicolons and quotes;
+    * .csv: the same with quotes, and with commas, semicolons, tabs or bars between columns, by
+      which is most frequent in the first row;
     * .tmx, .xliff, .xlf, .po, .pot, .mo: pairs, for the columns `src` and `tgt`, with the languages
       of the call; two .srt or .vtt files beside each other are pairs by time;
     * .jsonl, .ndjson: one object per line. A field is a key; `None` means the name of the column;
