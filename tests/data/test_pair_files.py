@@ -243,6 +243,9 @@ def test_subtitles_beside_each_other_are_pairs_by_time(tmp_path: Path) -> None:
         ("- Yes. - No.", "- Ja. - Nein."),
     ]
     assert rows.report.left_out == {"cues without a partner": 1}
+    first.write_text(SRT + "\n3\n00:00:09,000 -> 00:00:10,000\nAlone\n")
+    rows = collect(open_rows({"src": [first], "tgt": [second]}))
+    assert rows.report.left_out == {"cues with broken times": 1}
 
 
 def test_files_of_several_formats_are_one_corpus(tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ CASES = {
         "are no rule",
     ),
     "no cues": ("a.srt", "Hello\n", "has no cues"),
+    "times of a cue": (
+        "a.srt",
+        "1\n00:00:01,000 --> 00:00:02,000\na\n\n2\n00:00:03,000 -> 00:00:04,000\nb\n",
+        "line 6: the times of a cue cannot be read",
+    ),
+    "times of WebVTT": (
+        "a.vtt",
+        "WEBVTT\n\n00:01.000 --> 00:02.000\na\n\n00:03.000 -->\nb\n",
+        "line 6: the times of a cue cannot be read",
+    ),
     "open code": ("a.html", "<p>a <code>b</p>", "line 1: <code> is not closed"),
     "long segment": ("a.txt", "x" * 10_000_000, "a segment has 10,000,000 characters"),
     "long source": ("a.xlf", XLIFF.replace("Three", "x" * 10_000_000), "line 9: a segment has"),

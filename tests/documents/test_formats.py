@@ -530,10 +530,7 @@ def test_lines_of_subtitles_end_outside_of_tags(
 def test_all_texts_of_subrip_are_translated() -> None:
     """One behind a blank line was left out, and a number without one before it was a text."""
     times = [f"00:00:0{i},000 --> 00:00:0{i + 1}" for i in range(4)]
-    source = (
-        f"1\n{times[0]}\nHello.\n\nNOTE you\n\n2\n{times[1]}\nnext\n3\n{times[2]}\nlast\n\n4\n"
-        "0:0:9,5 --> x\nwithout times\n"
-    )
+    source = f"1\n{times[0]}\nHello.\n\nNOTE you\n\n2\n{times[1]}\nnext\n3\n{times[2]}\nlast\n"
     content, _, document = translated("a.srt", source, replaced(you="du", last="a\u00a0!\u3000b"))
     texts = ["Hello.", "NOTE you", "next", "last"]
     assert [segment.text for segment in document.segments] == texts

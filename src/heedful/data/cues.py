@@ -11,6 +11,7 @@ from heedful.errors import UserError
 
 _CLOCK = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[,.](\d{1,3}))?"
 _TIMES = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}[^\n]*")
+_BROKEN_TIMES = re.compile(r"\s*\d[^\n]*-->|\s*\d+:\d+[^\n]*->")
 _LINE = re.compile(r"[^\n]*(?:\n|\Z)")
 # `<i>`, `<c.yellow>`, `<v Ann>`, `<00:00:01.000>`; `{\\an8}` of SubStation Alpha, also in .srt.
 STYLE = re.compile(r"<(/?)([a-zA-Z][\w-]*)([^<>\n]*)>|<[\d:.]+>|\{\\[^{}\n]*\}")
@@ -34,13 +35,16 @@ class Cue(NamedTuple):
     line: int
 
 
-def read_cues(text: str, name: str) -> list[Cue]:
+def read_cues(text: str, name: str) -> tuple[list[Cue], list[int]]:
     """The cues of a file of subtitles; raises UserError if there is none.
 
     In SubRip a text may have blank lines, as players (FFmpeg) read it: what is behind one is a
     further cue of the same time. The number of a cue needs no blank line before it there.
+
+    Returns:
+        the cues, and the lines of times that cannot be read, whose texts are in no cue.
     """
-    cues: list[Cue] = []
+    cues, broken = list[Cue](), list[int]()
     is_vtt = text.removeprefix("\ufeff").startswith("WEBVTT")
     place, number, is_block = 0, 0, False
     begin: tuple[int, int] | None = None
@@ -64,8 +68,9 @@ def read_cues(text: str, name: str) -> list[Cue]:
             first = number + 1
         elif begin is not None:
             stop = place + len(line)
-        elif "-->" in line:
-            shown = None  # its times are not known
+        elif not is_block and _BROKEN_TIMES.match(line):
+            broken.append(number)
+            shown = None
         elif not (is_vtt or is_blank or is_number):
             begin, start, stop, first = shown, place, place + len(line), number
         is_begun = begin is None and is_vtt and _BLOCK.match(line) is not None
@@ -77,7 +82,7 @@ def read_cues(text: str, name: str) -> list[Cue]:
         raise UserError(
             f"{name} has no cues (00:00:01,000 --> 00:00:02,000); name a file of subtitles"
         )
-    return cues
+    return cues, broken
 
 
 def _milliseconds(groups: Sequence[str | None]) -> int:

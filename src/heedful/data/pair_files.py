@@ -263,7 +263,8 @@ def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
 def subtitle_units(paths: Sequence[Path]) -> Iterator[FileRow]:
     """The pairs of two files of subtitles: cues that are shown at the same time."""
     texts = [_decoded(path, _whole(path), "utf-8") for path in paths]
-    sides = [read_cues(text, str(path)) for text, path in zip(texts, paths, strict=True)]
+    files = [read_cues(text, str(path)) for text, path in zip(texts, paths, strict=True)]
+    sides = [cues for cues, _ in files]
     for cues in sides:
         cues.sort(key=lambda cue: (cue.begin, cue.end))
     groups = aligned_by_time(*sides)
@@ -278,6 +279,9 @@ def subtitle_units(paths: Sequence[Path]) -> Iterator[FileRow]:
         used = sum(len(group[side]) for group in groups)
         for _ in range(len(cues) - used):
             yield FileRow(1, (), "cues without a partner")
+    for _, broken in files:
+        for line in broken:
+            yield FileRow(line, (), "cues with broken times")
 
 
 def _cue_text(text: str, cue: Cue) -> str:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from heedful.data.cues import STYLE, read_cues
 from heedful.data.inline import InlinePiece
 from heedful.documents.spans import Span, SpanDocument
+from heedful.errors import UserError
 
 _DIALOGUE = re.compile(r"\s*[-–—‐]")
 _SENTENCE_END = re.compile(r"[.!?…。！？:][\"'”’»)\]]*\s*\Z")
@@ -23,7 +24,13 @@ class SubtitleDocument(SpanDocument):
         return self.name.lower().endswith(".vtt")
 
     def _find(self) -> None:
-        for cue in read_cues(self.text, self.name):
+        cues, broken = read_cues(self.text, self.name)
+        if broken:
+            raise UserError(
+                f"{self.name}, line {broken[0]}: the times of a cue cannot be read; write them as "
+                "00:00:01,000 --> 00:00:02,000"
+            )
+        for cue in cues:
             start = cue.start
             for group in _sentences(self.text[cue.start : cue.stop].split("\n")):
                 whole = "\n".join(group)
