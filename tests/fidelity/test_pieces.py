@@ -119,6 +119,25 @@ def test_numbers_as_other_languages_write_them_are_equal(source: str, target: st
 @pytest.mark.parametrize(
     ("source", "target", "reasons"),
     [
+        ("5% and 10 %", "%5 ve %10", []),
+        ("5% of 3", "%5", ["missing: 3"]),
+        ("5%", "%6", ["missing: 5, %", "not in the source: %6"]),
+        ("5 files", "%5 dosya", ["missing: 5", "not in the source: %5"]),
+        ("%1 of 5%", "%1 / 5%", []),
+        ("%1 of 1%", "1%", ["missing: %1"]),
+        ("%1", "1 %", ["missing: %1", "not in the source: 1, %"]),  # a damaged placeholder
+    ],
+)
+def test_percentages_as_in_turkish_are_no_placeholders(
+    source: str, target: str, reasons: list[str]
+) -> None:
+    """They were missing, and placeholders in their place."""
+    assert differences(source, target) == reasons
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reasons"),
+    [
         ("Press <Enter> now", "Drücken Sie", ["missing: <Enter>"]),
         ("Press <Enter> now", "Enter drücken", ["missing: <Enter>"]),
         ("Press <Enter> now", "<Eingabe> drücken", []),  # it may be translated

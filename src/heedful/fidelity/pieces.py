@@ -142,6 +142,9 @@ _LOOSE = re.compile(r"[%％٪{}<>€£¥°]")
 _SPACED = re.compile(
     r"(?<![\d.,])\d{1,3}(?:([ \u00a0\u2009\u202f'’])\d{3})(?:\1\d{3})*(?:[.,]\d+)?(?!\d)"
 )
+# A percentage as in Turkish, which is also a placeholder of Qt.
+_PERCENT_FIRST = re.compile(r"(?<![\d%])%(\d{1,2})(?!\d)")
+_SIGN_BEHIND = re.compile(r"[ \u00a0\u202f]?%")
 # Text in angle brackets, such as the name of a key, which a translation may write otherwise.
 _BRACKETED = re.compile(r"<[^\s<>](?:[^<>]{0,78}[^\s<>])?>")
 _BLANK = re.compile(r"[ \u00a0\u202f](?=%%$)")
@@ -265,6 +268,15 @@ def _with_separators(text: str, others: Sequence[Piece]) -> str:
     return _SPACED.sub(written, text)
 
 
+def _with_percentages(text: str, source: str, pieces: Sequence[Piece]) -> str:
+    """A translation whose percentages are written as in the source: %5, of 5%, as 5%."""
+    if not _PERCENT_FIRST.search(text):
+        return text
+    known = {p.text for p in pieces if p.kind == "number" and _SIGN_BEHIND.match(source, p.end)}
+    known -= {piece.text[1:] for piece in pieces if piece.text[0] == "%"}
+    return _PERCENT_FIRST.sub(lambda m: f"{m[1]}%" if m[1] in known else m[0], text)
+
+
 def _loose_signs(text: str, pieces: Sequence[Piece]) -> Counter[str]:
     """The signs of a text that are in no piece."""
     if _LOOSE.search(text) is None:
@@ -289,7 +301,8 @@ def differences(
     """
     ours = [*find_pieces(source, extra)] if pieces is None else pieces
     theirs = [*find_pieces(target, extra)]
-    if (written := _with_separators(target, ours)) != target:
+    written = _with_percentages(_with_separators(target, ours), source, ours)
+    if written != target:
         target, theirs = written, [*find_pieces(written, extra)]
     if (written := _with_separators(source, theirs)) != source:
         source, ours = written, [*find_pieces(written, extra)]
