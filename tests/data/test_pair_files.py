@@ -199,6 +199,11 @@ def test_po_and_mo_have_plural_forms_and_no_fuzzy_messages(tmp_path: Path) -> No
     assert rows.report.left_out == {"without a translation": 2, "fuzzy": 1, "obsolete": 1}
     swapped = rows_of(tmp_path, "a.po", content, languages={"src": "de", "tgt": "en"})
     assert pairs_of(swapped) == [pair[::-1] for pair in expected]
+    forms = "Plural-Forms: nplurals=2; plural=(n%10!=1 || n%100==11);"  # of Icelandic
+    often = content.replace('charset=UTF-8\\n"', f'charset=UTF-8\\n"\n"{forms}\\n"')
+    often = often.replace("eine Datei", "%d Datei")
+    sources = [src for src, _ in pairs_of(rows_of(tmp_path, "a.po", often))]
+    assert sources == ["%d files", "%d files", "kept"]
     polib.pofile(content).save_as_mofile(str(tmp_path / "b.mo"))
     compiled = rows_of(tmp_path, "c.mo", (tmp_path / "b.mo").read_bytes())
     assert sorted(pairs_of(compiled)) == sorted(expected)

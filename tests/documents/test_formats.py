@@ -141,6 +141,25 @@ def test_po_has_the_plural_forms_of_the_target_language(language: str, num_forms
     assert f"nplurals={num_forms}" in text
 
 
+@pytest.mark.parametrize(
+    ("language", "singular", "source"),
+    [
+        ("ru", "One file", "%d files"),  # the first form is also for 21 and 31
+        ("ru", "%d file", "%d file"),
+        ("sl", "One file", "%d files"),  # and for 101 here
+        ("fr", "One file", "One file"),  # and for 0 only
+        ("ru", "100%% of a file", "%d files"),
+    ],
+)
+def test_forms_of_many_numbers_have_the_number(language: str, singular: str, source: str) -> None:
+    """The text for 1, without a number, was also that of 21."""
+    catalogue = PO.replace("one file", singular)
+    assert catalogue != PO
+    text = as_text(translated("a.po", catalogue, str.upper, ("en", language)))
+    [entry] = [entry for entry in polib.pofile(text) if entry.msgid_plural]
+    assert entry.msgstr_plural[0] == source.upper()
+
+
 def test_a_template_becomes_a_catalogue() -> None:
     fields = 'Language: \\n"\n"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"'
     template = PO.replace('charset=UTF-8\\n"', f'charset=CHARSET\\n"\n"{fields}')

@@ -12,9 +12,10 @@ from heedful.data.inline import tagged
 from heedful.data.language_tags import is_same_language
 from heedful.data.po_entries import (
     Entry,
+    PluralRule,
     charset_of,
     header_fields,
-    plural_form_of_one,
+    plural_rule,
     read_entries,
 )
 from heedful.data.text_files import read_bytes, without_compression
@@ -216,20 +217,20 @@ def _po(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
     header = next((entry.texts["msgstr"] for entry in entries if entry.is_header), "")
     fields = dict(header_fields(header))
     is_swapped = _is_catalogue_swapped(path, fields.get("Language"), (src, tgt))
+    rule, num_bytes = plural_rule(fields), len(data) // max(len(entries), 1)
     for entry in entries:
         if not entry.is_header:
-            yield from _entry_units(
-                entry, plural_form_of_one(fields), is_swapped, len(data) // len(entries)
-            )
+            yield from _entry_units(entry, rule, is_swapped, num_bytes)
     for _ in range(num_obsolete):
         yield FileRow(1, (), "obsolete")
 
 
-def _entry_units(entry: Entry, of_one: int, is_swapped: bool, num_bytes: int) -> Iterator[FileRow]:
+def _entry_units(
+    entry: Entry, rule: PluralRule, is_swapped: bool, num_bytes: int
+) -> Iterator[FileRow]:
     line = entry.lines["msgid"][0] + 1
     for form, target in sorted(entry.translations().items()):
-        is_plural = "msgid_plural" in entry.texts and form != of_one
-        source = entry.texts["msgid_plural" if is_plural else "msgid"]
+        source = entry.source_of(form, rule)
         reason = "without a translation" if not target else "fuzzy" if entry.is_fuzzy else ""
         texts = (target, source) if is_swapped else (source, target)
         yield FileRow(line, () if reason else texts, reason, num_bytes)
@@ -249,12 +250,13 @@ def _mo(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
         raise UserError(f"{path} is not a compiled catalogue, or damaged: {reason}") from None
     language = catalogue.metadata.get("Language")
     is_swapped = _is_catalogue_swapped(path, language, (src, tgt))
-    of_one = plural_form_of_one(catalogue.metadata)
+    rule = plural_rule(catalogue.metadata)
     size = path.stat().st_size // max(len(catalogue), 1)
     for number, entry in enumerate(catalogue, 1):
-        forms = entry.msgstr_plural if entry.msgid_plural else {of_one: entry.msgstr}
+        plural = entry.msgid_plural
+        forms = entry.msgstr_plural if plural else {0: entry.msgstr}
         for form, target in sorted(forms.items()):
-            source = entry.msgid if form == of_one else entry.msgid_plural
+            source = rule.source_of(form, entry.msgid, plural) if plural else entry.msgid
             reason = "" if target else "without a translation"
             texts = (target, source) if is_swapped else (source, target)
             yield FileRow(number, () if reason else texts, reason, size)

@@ -19,6 +19,7 @@ _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3}))")
 _ESCAPE = re.compile(rf"(?:{_CODE.pattern})+|\\(?P<letter>.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _REVERSED = {"\\": "\\\\", '"': '\\"', **{value: f"\\{key}" for key, value in _ESCAPES.items()}}
+_NUMBER = re.compile(r"(?<!%)%(?!%)|\{")  # a placeholder that may be of a number
 MAX_FORMS = 10
 
 
@@ -63,6 +64,11 @@ class Entry:
         return {
             int(key[7:-1]): text for key, text in self.texts.items() if key.startswith("msgstr[")
         }
+
+    def source_of(self, form: int, rule: "PluralRule") -> str:
+        """The source of a plural form; of a message without plural its text."""
+        singular, plural = self.texts["msgid"], self.texts.get("msgid_plural")
+        return singular if plural is None else rule.source_of(form, singular, plural)
 
 
 def charset_of(data: bytes, name: str) -> str | None:
@@ -210,22 +216,51 @@ def escape(text: str) -> str:
     return "".join(_REVERSED.get(character, character) for character in text)
 
 
-def plural_forms(rule: str) -> tuple[int, int] | None:
-    """The number of plural forms of a rule, and the index of the one for 1; None: it is none."""
-    match = _PLURAL.fullmatch(rule)
-    try:
-        if match is None or not 1 <= int(match[1]) <= MAX_FORMS:
+@dataclass(frozen=True)
+class PluralRule:
+    """Which plural form of a message is for which number.
+
+    Attributes:
+        num_forms: of each message.
+        of_one: the form for 1; -1 if all numbers have one form.
+        is_of_many: that form is also for more than five other numbers below 1,000, such as 21 and 31 in
+            Russian; then `msgfmt --check` requires the number in it.
+    """
+
+    num_forms: int
+    of_one: int
+    is_of_many: bool
+
+    @classmethod
+    def of(cls, rule: str) -> "PluralRule | None":
+        """The rule of a header's Plural-Forms; None: it is none."""
+        match = _PLURAL.fullmatch(rule)
+        try:
+            if match is None or not 1 <= (num_forms := int(match[1])) <= MAX_FORMS:
+                return None
+            form_of = gettext.c2py(match[2])
+            of_one = int(form_of(1))
+            if not 0 <= of_one < num_forms:
+                return None
+            if num_forms == 1:
+                return cls(1, -1, is_of_many=False)
+            count = sum(int(form_of(number)) == of_one for number in range(1_000))
+            return cls(num_forms, of_one, is_of_many=count > 6)
+        except (ValueError, ArithmeticError, RecursionError):
             return None
-        form = int(gettext.c2py(match[2])(1))
-        return (int(match[1]), form) if 0 <= form < int(match[1]) else None
-    except (ValueError, ArithmeticError, RecursionError):
-        return None
+
+    def source_of(self, form: int, singular: str, plural: str) -> str:
+        """The source of a form: the singular for 1, unless the number, which its form needs, is
+        written in the plural alone ("One file", "%d files")."""
+        needs_number = self.is_of_many and _NUMBER.search(singular) is None
+        if form != self.of_one or (needs_number and _NUMBER.search(plural)):
+            return plural
+        return singular
 
 
-def plural_form_of_one(fields: Mapping[str, str]) -> int:
-    """The index of the plural form for 1, by the fields of a header; -1 if 1 has no own form."""
-    found = plural_forms(fields.get("Plural-Forms", ""))
-    return 0 if found is None else -1 if found[0] == 1 else found[1]
+def plural_rule(fields: Mapping[str, str]) -> PluralRule:
+    """The rule of a header's fields; without one the first form is that of 1."""
+    return PluralRule.of(fields.get("Plural-Forms", "")) or PluralRule(2, 0, is_of_many=False)
 
 
 def header_fields(text: str) -> Iterator[tuple[str, str]]:

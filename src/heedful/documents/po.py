@@ -7,10 +7,10 @@ from heedful import extras
 from heedful.data.language_tags import language_of, standard_tag
 from heedful.data.po_entries import (
     Entry,
+    PluralRule,
     charset_of,
     escape,
     header_fields,
-    plural_forms,
     read_entries,
 )
 from heedful.documents.segments import Document, Encoded, Segment
@@ -57,18 +57,18 @@ class PoDocument(Document):
         has_plurals = any("msgid_plural" in entry.texts for entry in messages)
         self._rule = self._plural_rule(fields) if has_plurals else ""
         self._fields = fields
-        num_forms, singular = self._forms() if has_plurals else (0, 0)
-        self._messages = [self._message(entry, num_forms, singular) for entry in messages]
+        rule = self._forms() if has_plurals else PluralRule(1, -1, is_of_many=False)
+        self._messages = [self._message(entry, rule) for entry in messages]
 
-    def _message(self, entry: Entry, num_forms: int, singular: int) -> Message:
+    def _message(self, entry: Entry, rule: PluralRule) -> Message:
         has_plural = "msgid_plural" in entry.texts
         translations, segments = entry.translations(), []
         # All forms of a message are translated together.
-        is_complete = not has_plural or all(translations.get(i) for i in range(num_forms))
+        forms = range(rule.num_forms if has_plural else 1)
+        is_complete = not has_plural or all(map(translations.get, forms))
         is_finished = not entry.is_fuzzy and is_complete
-        for form in range(num_forms) if has_plural else [0]:
-            is_singular = not has_plural or (num_forms > 1 and form == singular)
-            text = entry.texts["msgid" if is_singular else "msgid_plural"]
+        for form in forms:
+            text = entry.source_of(form, rule)
             line = entry.lines["msgid"][0] + 1
             target = translations.get(form, "")
             segments.append(self.add(Segment(text, line, target, is_finished)))
@@ -97,9 +97,9 @@ class PoDocument(Document):
             )
         return f"nplurals={found[0]}; plural={found[1]};"
 
-    def _forms(self) -> tuple[int, int]:
-        """The number of plural forms, and the index of the one for 1."""
-        found = plural_forms(self._rule)
+    def _forms(self) -> PluralRule:
+        """The rule as an object."""
+        found = PluralRule.of(self._rule)
         if found is None:
             raise UserError(
                 f"{self.name}: the header's Plural-Forms {self._rule[:80]!r} are no rule; correct "
