@@ -101,10 +101,10 @@ class ProgressBars:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._progress = Progress(
-            TextColumn("{task.fields[name]}"),
+            TextColumn("{task.fields[name]}", markup=False),  # names of files have brackets
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             console=self._console,
             expand=True,
             refresh_per_second=4,
@@ -116,7 +116,7 @@ class ProgressBars:
 
     def print_line(self, line: str) -> None:
         """Print a line above the bars, as it is."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def clock(seconds: float) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from commands import write_recipe
+from heedful.cli.shared import make_console
 from heedful.progress import Advance, ProgressBars, has_display, track, use_display
 from heedful.recipe_files import load_recipe
 from heedful.run import train
@@ -73,3 +74,19 @@ def test_nested_work_has_nested_bars():
         outer, inner = bars._progress.tasks
         assert (outer.total, inner.total, inner.completed) == (2, None, 3)
     assert bars._progress is None
+
+
+def test_the_name_of_work_keeps_its_brackets():
+    """As the name of a file, which is no markup."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with ProgressBars(console).track("translating a[final].docx, b[/c].md", 2) as advance:
+        advance(1)
+    assert "translating a[final].docx, b[/c].md" in console.file.getvalue()
+
+
+def test_lines_are_printed_as_they_are(capsys):
+    """Names of emoji and markup in texts of data are no codes."""
+    line = "set :key: to [bold]:smile:[/bold]"
+    make_console().print(line)
+    ProgressBars(Console()).print_line(line)
+    assert capsys.readouterr().out == 2 * f"{line}\n"

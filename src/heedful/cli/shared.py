@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def make_console(*, quiet: bool = False) -> "Console":
-    """A console that prints texts unchanged, brackets included."""
+    """A console that prints texts unchanged, with brackets and names such as `:key:`."""
     from rich.console import Console
 
-    return Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
+    return Console(quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:
