@@ -12,6 +12,7 @@ from heedful.config import Recipe, parse_recipe
 from heedful.errors import UserError
 from heedful.recipe_files import RECIPES
 from heedful.tasks.corpora import split_files
+from heedful.tasks.inputs import rows_per_batch
 
 
 def in_folder(recipe: Recipe, folder: str | None) -> Recipe:
@@ -306,3 +307,12 @@ def test_filters_that_do_not_fit_the_data_are_refused(tmp_path):
             PreparedTask(recipe.replace(change), tmp_path / "data")
     with pytest.raises(UserError, match=r"filters\.max_ratio is not read by the task class"):
         recipe.replace({"data.filters.max_ratio": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "expected"),
+    [(100, 8, 4), (100, 3, 3), (None, 8, 8), (100, None, 4), (10, 8, 1)],
+)
+def test_windows_of_a_batch_are_within_both_limits(tokens, rows, expected):
+    limits = {"training__batch_tokens": tokens, "training__batch_sentences": rows}
+    assert rows_per_batch(parse_recipe(tiny(**limits)), 25) == expected

@@ -11,6 +11,8 @@ from heedful.errors import UserError
 Decay = Annotated[float, Field(ge=0, lt=1)]
 # The names that torch and the other commands have.
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# Of heedful's schedules those that do not depend on the last step; a plugin's may.
+SCHEDULES_WITHOUT_END = ("noam", "inverse_sqrt", "constant")
 ScheduleName = Annotated[str, AfterValidator(plugins.schedule.check)]
 
 
@@ -127,7 +129,10 @@ class Training(Strict):
         description="Maximum tokens per batch, of source and target, with padding; null: no limit.",
     )
     batch_sentences: int | None = Field(
-        None, ge=1, description="Maximum pairs, texts or windows per batch; null: no limit."
+        None,
+        ge=1,
+        description="Maximum pairs, texts or windows per batch, besides batch_tokens; null: no "
+        "limit.",
     )
     gradient_accumulation: int = Field(
         1,

@@ -152,12 +152,12 @@ def training_shapes(recipe: Recipe, num_rows: int, lengths_of: LengthsOf) -> lis
 
 
 def rows_per_batch(recipe: Recipe, length: int) -> int:
-    """Rows of `length` tokens in a training batch."""
+    """Rows of `length` tokens in a training batch, as many as both of its limits allow."""
     training = recipe.training
-    if training.batch_sentences is not None:
-        return training.batch_sentences
-    assert training.batch_tokens is not None
-    return max(1, training.batch_tokens // length)
+    limits = [] if training.batch_sentences is None else [training.batch_sentences]
+    if training.batch_tokens is not None:
+        limits.append(max(1, training.batch_tokens // length))
+    return min(limits)
 
 
 def check_derived_keys(recipe: Recipe) -> None:
