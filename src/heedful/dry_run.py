@@ -96,7 +96,11 @@ def estimate_run(recipe: Recipe, print_line: PrintLine) -> RunEstimate:
     plan = epochs.plan_epoch(0)
     size = recipe.training.gradient_accumulation
     steps = [plan[start : start + size] for start in range(0, len(plan), size)]
-    batches = ([epochs.load_batch(0, item).to(device) for item in items] for items in cycle(steps))
+    parts = recipe.training.batch_parts or 1
+    batches = (
+        [part.to(device) for item in items for part in _parts(epochs.load_batch(0, item), parts)]
+        for items in cycle(steps)
+    )
     cost = _measure(run, batches, device, precision)
     total = epochs.total_steps()
     ends = [] if total is None else [total * cost.seconds]
@@ -161,6 +165,12 @@ def _measure(
             timer.loss_net(batch).loss.backward()
     flops = mean_tokens * products.flops / tokens[-1]
     return _StepCost(seconds_per_step, mean_tokens, flops, state_bytes, peak_bytes)
+
+
+def _parts(batch: Batch, count: int) -> list[Batch]:
+    """The parts of a batch that have rows, as a run computes them."""
+    parts = (batch.part(index, count) for index in range(count))
+    return [part for part in parts if part is not None]
 
 
 def _state_bytes(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:

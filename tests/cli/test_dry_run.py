@@ -1,6 +1,7 @@
 """`heedful prepare` and `heedful train --dry-run`: their estimates hold for the run."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from typer.testing import CliRunner, Result
 
 from commands import Commands, assert_refused, tree, write_recipe
 from heedful.cli.app import make_app
+from heedful.cost.timing import StepTimer
+from heedful.data.collate import Batch
 from heedful.data.prepared import cache_folder, list_entries
 from heedful.dry_run import estimate_run
 from heedful.recipe_files import load_recipe
@@ -66,6 +69,20 @@ def test_a_compiled_runs_steps_are_measured_uncompiled_and_that_is_noted(
 def test_the_time_of_a_run_is_at_most_its_minutes(recipe: Path) -> None:
     loaded = load_recipe(recipe, {"training.max_minutes": 1e-9, "training.max_steps": None})
     assert estimate_run(loaded, lambda line: None).seconds == pytest.approx(6e-8)
+
+
+def test_a_dry_run_takes_its_steps_in_the_parts_of_the_run(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[list[int]] = []
+
+    def take(timer: StepTimer, batches: Sequence[Batch]) -> float:
+        rows.append([len(batch.tokens.ids) for batch in batches])
+        return 30.0
+
+    monkeypatch.setattr(StepTimer, "take", take)
+    estimate_run(load_recipe(recipe, {"training.batch_parts": 3}), lambda line: None)
+    assert rows == [[5, 5, 6, 5, 5, 6]]
 
 
 def test_prepared_data_are_found_by_the_run(
