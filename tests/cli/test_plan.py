@@ -16,6 +16,7 @@ from heedful.cost.devices import ACCELERATORS
 from heedful.cost.parallelism import bytes_sent, evenness, unit_sizes
 from heedful.cost.timing import ProductTimer, StepTimer
 from heedful.data.collate import Batch
+from heedful.data.tokenizer import train_tokenizer
 from heedful.plan import planner
 from heedful.plan.planner import PlanOptions, make_plan
 from heedful.recipe_files import load_recipe
@@ -124,6 +125,82 @@ def test_a_run_that_fsdp_refuses_is_not_planned_with_it(gpt: Path, commands: Com
     assert not any("fsdp" in change for change in alone)
 
 
+def test_a_gpu_without_bf16_is_planned_in_fp16(gpt: Path, commands: Commands) -> None:
+    """As a run on it, which FSDP refuses."""
+    assert planned(gpt, "--gpu", "h100")["precision"] == "bf16"
+    old = planned(gpt, "--gpu", "v100", "--gpus", "2", "--memory", "0.001")
+    assert old["precision"] == "fp16"
+    assert not any("fsdp" in change for change in old["remedies"])
+    bf16 = ("--set", "training.precision=bf16")
+    assert_refused(
+        commands.run("plan", gpt, "--gpu", "t4", *bf16), "--gpu t4 does not support bf16"
+    )
+
+
+def test_parts_of_batches_take_less_memory(gpt: Path) -> None:
+    whole = planned(gpt, "--gpu", "h100")
+    parts = planned(gpt, "--gpu", "h100", "--set", "training.batch_parts=4")
+    assert parts["memory"]["activations"] < 0.5 * whole["memory"]["activations"]
+    assert parts["seconds_per_step"] == pytest.approx(whole["seconds_per_step"])
+    two = planned(gpt, "--gpu", "h100", "--gpus", "2", "--set", "training.batch_parts=3")
+    assert two["ranks"]["max_ratio"] == 5 / 4, "of 8 rows 3 and 2, or 3"
+    assert two["ranks"]["steps"] == 10
+    flops = two["flops_per_token"] * 1024 * 2 / 3  # of the process that has two of three parts
+    assert two["seconds_per_step"] == pytest.approx(flops / (0.4 * ACCELERATORS["h100"].flops))
+
+
+def test_fsdp_keeps_whole_gradients_over_micro_batches(gpt: Path) -> None:
+    words = ("--gpu", "h100", "--gpus", "2", "--parallel", "fsdp")
+    one = planned(gpt, *words, "--set", "training.gradient_accumulation=2")
+    three = planned(gpt, *words, "--set", "training.gradient_accumulation=6")
+    assert three["memory"]["gradients"] == 2 * one["memory"]["gradients"]
+    gradients = 4 * one["num_parameters"]["total"] // 2
+    assert one["memory"]["gradients"] == pytest.approx(gradients, rel=0.01)
+    assert three["bytes_sent"] - gradients == 3 * (one["bytes_sent"] - gradients)
+    assert three["memory_peak"] >= one["memory_peak"] + gradients
+
+
+def test_a_plan_ends_with_the_minutes_of_the_run(gpt: Path) -> None:
+    step = planned(gpt, "--gpu", "h100")["seconds_per_step"]
+    limit = ("--set", f"training.max_minutes={3.5 * step / 60}")
+    timed = planned(gpt, "--gpu", "h100", *limit)
+    assert timed["total_steps"] == 3
+    assert timed["seconds"] == pytest.approx(3 * step)
+    assert planned(gpt, "--gpu", "h100", *limit, "--tokens", "1024000")["total_steps"] == 1000
+
+
+def test_a_batch_has_as_many_rows_as_both_limits_allow(gpt: Path) -> None:
+    for size, tokens in ((2, 256), (100, 1024)):
+        keys = ("--gpu", "h100", "--set", f"training.batch_sentences={size}")
+        assert planned(gpt, *keys)["tokens_per_step"] == tokens
+    few = ("--set", "training.batch_sentences=4", "--memory", "0.001", "--gpu", "h100")
+    remedies = planned(gpt, *few)["remedies"]
+    assert "training.batch_tokens=128" in remedies, "a quarter of the 512 tokens of a batch"
+
+
+def test_vocabularies_that_need_no_data(gpt: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    train_tokenizer(["a b", "c"], kind="word").save(path)
+    own = planned(
+        gpt,
+        "--gpu",
+        "h100",
+        "--set",
+        "tokenizer.vocab_size=auto",
+        "--set",
+        f"tokenizer.path={path}",
+    )
+    assert own["num_parameters"]["embedding"] == 64 * (7 + 128)
+    keys = ("--set", "tokenizer.kind=byte", "--set", "tokenizer.vocab_size=auto")
+    assert planned(gpt, "--gpu", "h100", *keys)["num_parameters"]["embedding"] == 64 * (260 + 128)
+    apart = load_recipe("translation", {"tokenizer.joint": False, "tokenizer.vocab_size": 100})
+    plan = make_plan(apart, PlanOptions(gpu="h100"), lambda line: None)
+    joint = load_recipe("translation", {"tokenizer.vocab_size": 100})
+    tied = make_plan(joint, PlanOptions(gpu="h100"), lambda line: None)
+    width = tied.num_parameters["src_embedding"] // 100
+    assert plan.num_parameters["total"] == tied.num_parameters["total"] + 100 * width
+
+
 def test_a_net_that_no_machine_holds_is_planned(gpt: Path) -> None:
     sizes = {"architecture": "llama", "size": "3-70b", "num_layers": 2, "d_ff": 1_400_000}
     recipe = load_recipe(gpt, {"model": sizes})
@@ -131,9 +208,8 @@ def test_a_net_that_no_machine_holds_is_planned(gpt: Path) -> None:
     plan = make_plan(recipe, options, lambda line: None)
     assert plan.num_parameters["total"] > 68e9
     assert plan.memory.weights == pytest.approx(4 * plan.num_parameters["total"] / 64, rel=1e-3)
-    assert plan.bytes_sent == pytest.approx(
-        63 / 64 * (2 * 2 + 4) * plan.num_parameters["total"], rel=1e-9
-    )
+    total, others = plan.num_parameters["total"], 2 * 1000 * 8192 + 8192
+    assert plan.bytes_sent == pytest.approx(63 / 64 * ((2 * 2 + 4) * total - 2 * others), rel=1e-9)
 
 
 def test_bytes_sent() -> None:
@@ -142,8 +218,12 @@ def test_bytes_sent() -> None:
     count = sum(p.numel() for p in net.parameters())
     assert sum(unit_sizes(net)) == count
     assert bytes_sent(net, "ddp", 4, in_bf16=False) == 2 * 3 * 4 * count // 4
-    assert bytes_sent(net, "fsdp", 4, in_bf16=False) == 3 * 3 * 4 * count // 4
-    assert bytes_sent(net, "fsdp", 4, in_bf16=True) == 3 * (2 * 2 + 4) * count // 4
+    others = unit_sizes(net)[-1]  # stay gathered from the forward to the backward pass
+    assert bytes_sent(net, "fsdp", 4, in_bf16=False) == 3 * (3 * 4 * count - 4 * others) // 4
+    assert (
+        bytes_sent(net, "fsdp", 4, in_bf16=True)
+        == 3 * (2 * 2 * count - 2 * others + 4 * count) // 4
+    )
     assert bytes_sent(net, "ddp", 1, in_bf16=False) == 0
 
 

@@ -19,6 +19,8 @@ class RankMemory:
     """Bytes of a process; see `StepCost`.
 
     Attributes:
+        gradients: with FSDP and several micro-batches in a step those of the whole net, whose sum
+            over the micro-batches each process keeps until it is sent.
         gathered: weights that FSDP gathers: of the largest unit and the next one, and the gradient
             of a unit before it is sent.
         whole_net: of the main process with FSDP alone: the whole net, to save it; the others have
@@ -38,7 +40,13 @@ class RankMemory:
 
 
 def rank_memory(
-    memory: StepCost, net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool
+    memory: StepCost,
+    net: nn.Module,
+    parallel: Parallel,
+    count: int,
+    *,
+    in_bf16: bool,
+    micro_batches: int = 1,
 ) -> RankMemory:
     """The memory of the main process.
 
@@ -51,11 +59,15 @@ def rank_memory(
         memory: of one process.
         count: number of processes.
         in_bf16: FSDP gathers the weights in bf16.
+        micro_batches: of a process in a step.
     """
     parts = memory.weights, memory.gradients, memory.optimizer_state, memory.averages
     if parallel != "fsdp":
         return RankMemory(*parts, memory.activations, 0, 0, memory.peak)
-    weights, gradients, state, averages = shards = [-(-part // count) for part in parts]
+    shards = [-(-part // count) for part in parts]
+    if micro_batches > 1:
+        shards[1] = memory.gradients
+    weights, gradients, state, averages = shards
     gathered = 3 * max(unit_sizes(net)) * (2 if in_bf16 else 4)
     # Autocast keeps a copy in 16 bits of each matrix, which weights gathered in bf16 do not need.
     linears = {m.weight: m for m in net.modules() if isinstance(m, nn.Linear)}
@@ -73,22 +85,29 @@ def unit_sizes(net: nn.Module) -> list[int]:
     return [*sizes, sum(p.numel() for p in net.parameters()) - sum(sizes)]
 
 
-def bytes_sent(net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool) -> int:
+def bytes_sent(
+    net: nn.Module, parallel: Parallel, count: int, *, in_bf16: bool, micro_batches: int = 1
+) -> int:
     """Bytes that each process sends in an optimizer step, by ring algorithms.
 
-    DDP: one all-reduce of the fp32 gradients, 2 (n - 1) / n of their bytes. FSDP: an all-gather of
-    the weights for the forward pass and one for the backward pass, (n - 1) / n of their bytes each,
-    and a reduce-scatter of the fp32 gradients, (n - 1) / n of theirs. Activation checkpointing
-    computes a block again while its weights are gathered for the backward pass, and sends nothing
-    more.
+    DDP: one all-reduce of the fp32 gradients, 2 (n - 1) / n of their bytes. FSDP: for each of the
+    step's micro-batches an all-gather of the blocks' weights for the forward pass and one for the
+    backward pass, and one of the other weights, which stay gathered between the two, (n - 1) / n of
+    their bytes each; then a reduce-scatter of the fp32 gradients, (n - 1) / n of theirs. Activation
+    checkpointing computes a block again while its weights are gathered for the backward pass, and
+    sends nothing more.
+
+    Args:
+        micro_batches: of a process in a step.
     """
     if parallel == "none" or count == 1:
         return 0
     trained = 4 * sum(p.numel() for p in trainable(net).values())
     if parallel == "ddp":
         return 2 * (count - 1) * trained // count
-    weights = (2 if in_bf16 else 4) * sum(p.numel() for p in net.parameters())
-    return (count - 1) * (2 * weights + trained) // count
+    *blocks, others = unit_sizes(net)
+    gathered = micro_batches * (2 if in_bf16 else 4) * (2 * sum(blocks) + others)
+    return (count - 1) * (gathered + trained) // count
 
 
 @dataclass(frozen=True)

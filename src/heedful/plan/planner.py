@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ from heedful.recipe_files import with_absolute_paths
 from heedful.tasks.rdrop import RDropLoss
 from heedful.training.optimizer import resolve_precision
 from heedful.training.parallel import not_sharded_reason
-from heedful.training.step import LossFunction, LossNet
+from heedful.training.step import LossFunction, LossNet, parts_per_batch
 from heedful.zoo.architectures import host_memory
 
 GPUS_PER_MACHINE = 8
@@ -123,7 +122,8 @@ class Plan:
             a step does not fit in its memory, and so for the next three.
         product_rate: FLOP/s of products: of the data sheet, or measured on this CPU.
         product_share: share of that rate that a step reaches.
-        total_steps, total_tokens, seconds: of the run; None if it has no end, or no step was timed.
+        total_steps, total_tokens, seconds: of the run, or of `PlanOptions.tokens`; None if it has
+            no end, or no step was timed. Of a run with `training.max_minutes` at most those.
         ranks: how evenly the batches are shared by several processes; None for one.
     """
 
@@ -184,14 +184,15 @@ class _Planner:
         if self.accelerator is None:
             self.precision = resolve_precision(precision, torch.device("cpu"))
         else:
-            self.precision = "bf16" if precision == "auto" else precision
+            self.precision = self.accelerator.resolve_precision(precision)
         self.not_sharded = not_sharded_reason(self.training, self.precision)
         if self.not_sharded and options.parallelism == "fsdp":
             raise UserError(f"parallel=fsdp: {self.not_sharded}, or take ddp")
         accumulation = self.training.gradient_accumulation
-        # Parts of each batch, so that every process has equally many micro-batches of a step.
-        self.parts = options.gpus // gcd(accumulation, options.gpus)
-        self.per_rank = accumulation * self.parts // options.gpus
+        self.parts = self.training.batch_parts or parts_per_batch(accumulation, options.gpus)
+        # Micro-batches of a step: of all processes, and of the one that has most.
+        self.micro_batches = accumulation * self.parts
+        self.per_rank = -(-self.micro_batches // options.gpus)
 
     def plan(self) -> Plan:
         """The whole plan."""
@@ -202,11 +203,17 @@ class _Planner:
         step_cost = sum(per_token) * tokens
         memory = self.memory(self.training.activation_checkpointing, options.parallelism)
         available = self.available()
-        sent = bytes_sent(net, options.parallelism, options.gpus, in_bf16=self.in_bf16)
+        sent = bytes_sent(
+            net,
+            options.parallelism,
+            options.gpus,
+            in_bf16=self.in_bf16,
+            micro_batches=self.per_rank,
+        )
         speed = self.measured() if self.accelerator is None else self.estimated(step_cost, sent)
         seconds, rate = speed or (None, None)
         used = None if speed is None else step_cost / (speed[0] * speed[1] * options.gpus)
-        steps, total = self.totals(tokens)
+        steps, total = self.totals(tokens, seconds)
         return Plan(
             task=work.task.recipe.task,
             architecture=work.architecture,
@@ -275,8 +282,14 @@ class _Planner:
         """Bytes of the main process at the largest batch, or at a share of it."""
         batches = [self.rank_batch(share)] * min(2, self.per_rank)
         memory = self.step_cost(batches, checkpointed=checkpointed)
-        count = self.options.gpus
-        return rank_memory(memory, self.work.net, parallel, count, in_bf16=self.in_bf16)
+        return rank_memory(
+            memory,
+            self.work.net,
+            parallel,
+            self.options.gpus,
+            in_bf16=self.in_bf16,
+            micro_batches=self.per_rank,
+        )
 
     def available(self) -> float:
         """Bytes of a device."""
@@ -298,6 +311,8 @@ class _Planner:
             peaks["--parallel fsdp"] = self.memory(True, "fsdp").peak
             parallelism = "fsdp"
         size = self.training.batch_tokens
+        if size is not None:  # batch_sentences may allow fewer
+            size = min(size, padded_tokens(self.work.largest))
         share = 0.5
         while size is not None and min(peaks.values(), default=available + 1) > available:
             if self.rank_batch().tokens.ids.size(0) * share < 1:
@@ -307,21 +322,20 @@ class _Planner:
             peaks[f"training.batch_tokens={int(size * share)}"] = peak
             share /= 2
         if gpus == 1 and can_shard and min(peaks.values(), default=available + 1) > available:
-            fsdp = rank_memory(
-                self.step_cost([self.rank_batch()] * min(2, self.per_rank), checkpointed=True),
-                self.work.net, "fsdp", GPUS_PER_MACHINE, in_bf16=self.in_bf16,
-            )  # fmt: skip
-            peaks[f"--gpus {GPUS_PER_MACHINE} --parallel fsdp"] = fsdp.peak
+            several = replace(self.options, gpus=GPUS_PER_MACHINE, parallel="fsdp")
+            peak = _Planner(self.work, several).memory(True, "fsdp").peak
+            peaks[f"--gpus {GPUS_PER_MACHINE} --parallel fsdp"] = peak
         return peaks
 
     def estimated(self, flops: float, sent: int) -> tuple[float, float]:
         """Seconds of a step on GPUs, where communication overlaps with products, and their rate."""
         gpu, gpus = self.accelerator, self.options.gpus
         assert gpu is not None
+        flops *= self.per_rank / self.micro_batches  # of the process that has most
         rate = gpu.fp32_flops if self.precision == "fp32" else gpu.flops
         link = gpu.link if gpus <= GPUS_PER_MACHINE else min(gpu.link, NETWORK)
         reached = rate * (self.options.utilization or UTILIZATION)
-        return max(flops / (gpus * reached), sent / link), rate
+        return max(flops / reached, sent / link), rate
 
     def measured(self) -> tuple[float, float] | None:
         """Seconds of a step on this CPU, and its rate of products.
@@ -367,8 +381,10 @@ class _Planner:
                     advance(1)
         return sum(without_first(seconds)) / sum(without_first(tokens))
 
-    def totals(self, tokens_per_step: float) -> tuple[int | None, float | None]:
-        """Optimizer steps and tokens of the run."""
+    def totals(
+        self, tokens_per_step: float, seconds: float | None
+    ) -> tuple[int | None, float | None]:
+        """Optimizer steps and tokens of the run, whose steps take these seconds each."""
         training, tokens = self.training, self.work.tokens
         steps: int | None
         if self.options.tokens is not None:
@@ -377,21 +393,28 @@ class _Planner:
             steps = training.max_steps
         else:
             steps = self.work.total_steps
+        if self.options.tokens is None and training.max_minutes is not None and seconds is not None:
+            in_time = max(1, int(60 * training.max_minutes / seconds))
+            steps = in_time if steps is None else min(steps, in_time)
         return steps, None if steps is None else steps * tokens_per_step
 
     def ranks(self) -> Evenness | None:
         """Evenness of an epoch, or of `PlanOptions.tokens`, over the processes; None for one."""
         if self.options.gpus == 1:
             return None
-        tokens = self.work.tokens
+        tokens, accumulation = self.work.tokens, self.training.gradient_accumulation
         if tokens is None:
             size = padded_tokens(self.work.largest)
-            steps, _ = self.totals(size * self.training.gradient_accumulation)
-            count = min(100_000, (steps or 1) * self.training.gradient_accumulation)
+            steps, _ = self.totals(size * accumulation, None)
+            count = min(100_000, (steps or 1) * accumulation)
             tokens = np.full(count, size, dtype=np.int64)
+        of_steps = np.pad(tokens, (0, -len(tokens) % accumulation))
         rows = self.work.largest.tokens.ids.size(0)
-        micro = np.repeat(tokens, self.parts) * _part_shares(rows, self.parts, len(tokens))
-        return evenness(micro, self.options.gpus, self.per_rank)
+        micro = np.repeat(of_steps, self.parts) * _part_shares(rows, self.parts, len(of_steps))
+        # Processes that have a micro-batch less than others have one without tokens.
+        missing = self.per_rank * self.options.gpus - self.micro_batches
+        table = np.pad(micro.reshape(-1, self.micro_batches), ((0, 0), (0, missing)))
+        return evenness(table.ravel(), self.options.gpus, self.per_rank)
 
 
 def _part_shares(rows: int, parts: int, batches: int) -> Any:

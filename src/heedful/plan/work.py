@@ -14,6 +14,8 @@ from heedful.config import Recipe
 from heedful.cost.batches import full_batch, padded_tokens
 from heedful.data.collate import Batch
 from heedful.data.plans import Windows
+from heedful.data.rows import Rows
+from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
 from heedful.models.adapters import LoRA, add_lora, freeze
 from heedful.models.encoder_decoder import EncoderDecoder
@@ -24,7 +26,8 @@ from heedful.progress import PrintLine
 from heedful.tasks.corpora import SOURCES, split_files
 from heedful.tasks.epochs import EpochBatches
 from heedful.tasks.init_from import VOCABULARIES
-from heedful.tasks.new_model import architecture_and_config
+from heedful.tasks.inputs import rows_per_batch
+from heedful.tasks.new_model import architecture_and_config, inherited_parts
 from heedful.tasks.run_data import RunData
 from heedful.tasks.start import checked_task, prepare_data
 from heedful.tasks.task import Task
@@ -76,8 +79,8 @@ class Work:
         if uses_data and problem is None:
             data = prepare_data(task, print_line)
         name, config = architecture_and_config(task, data, source, teacher)
-        if data is None and source is None:
-            config = _with_vocabulary(recipe, name, config)
+        if data is None and source is teacher is None:
+            config = _with_vocabulary(task, name, config)
         net = meta_net(name, config, "model")
         if recipe.adapter.rank is not None:
             keys = recipe.adapter
@@ -133,12 +136,18 @@ def _tokens_of(
     return np.array([padded_tokens(epochs.load_batch(0, item)) for item in plan], dtype=np.int64)
 
 
-def _with_vocabulary(recipe: Recipe, name: str, config: Any) -> Any:
-    """The Config with the vocabulary of the recipe, before any tokenizer is trained."""
+def _with_vocabulary(task: Task, name: str, config: Any) -> Any:
+    """The Config with the vocabularies of the recipe, before any tokenizer is trained."""
+    recipe, tokenizers = task.recipe, _known_tokenizers(task)
+    values: dict[str, Any]
     keys = [key for key in vars(config) if key in VOCABULARIES]
-    size = recipe.tokenizer.vocab_size
+    size, is_joint = recipe.tokenizer.vocab_size, recipe.tokenizer.joint
     published = architecture(name).sizes.get(str(recipe.model.get("size")), {})
-    if size == "auto":
+    if tokenizers is not None:
+        src, tgt = tokenizers
+        is_joint = src is tgt
+        values = {key: (tgt if key == "tgt_vocab_size" else src).vocab_size for key in keys}
+    elif size == "auto":
         values = {key: int(published.get(key, _AUTO_VOCABULARY)) for key in keys}
     elif size is None:
         raise UserError(
@@ -147,16 +156,26 @@ def _with_vocabulary(recipe: Recipe, name: str, config: Any) -> Any:
         )
     else:
         values = dict.fromkeys(keys, size)
+    if not is_joint and name == "vaswani2017":  # as `two_stack_keys` with data
+        values["tie_embeddings"] = recipe.model.get("tie_embeddings", "decoder")
     return replace(config, **values)
 
 
+def _known_tokenizers(task: Task) -> tuple[Tokenizer, Tokenizer] | None:
+    """Those of the recipe that do not depend on its data: of a file, or of bytes; else None."""
+    tokenizers = inherited_parts(task, None, None).tokenizers
+    if tokenizers is None and task.recipe.tokenizer.kind == "byte" and task.row_columns:
+        return task.train_tokenizers(Rows({column: [] for column in task.row_columns}))
+    return tokenizers
+
+
 def _longest_batch(task: Task, net: nn.Module) -> Batch:
-    """A batch of inputs of the maximum length, up to `training.batch_tokens` in total."""
-    recipe, training = task.recipe, task.recipe.training
+    """A batch of inputs of the maximum length, as many as a batch of the run may have."""
+    recipe = task.recipe
     width = int(getattr(task.objective, "context", recipe.data.max_length))
     source_width = width if isinstance(net, EncoderDecoder) else None
     per_row = width + (source_width or 0)
-    rows = training.batch_sentences or max(1, (training.batch_tokens or per_row) // per_row)
+    rows = rows_per_batch(recipe, per_row)
     targets = float(width)
     if isinstance(net, EncoderOnly):
         is_classifier = isinstance(net.head, ClassificationHead)
