@@ -6,8 +6,9 @@ from typing import Any
 
 from heedful.config import Recipe
 from heedful.config.keys import flatten
+from heedful.config.training import SCHEDULES_WITHOUT_END
 from heedful.errors import UserError
-from heedful.task_keys import MAY_CHANGE
+from heedful.task_keys import ENDS, MAY_CHANGE
 
 # Keys that a resumed run changes if they are set explicitly; earlier steps stay as they were.
 # Checkpoints and their position in the data depend on all other keys: sizes, text, batches, seed.
@@ -82,7 +83,10 @@ def check_started(started: dict[str, Any], now: Recipe, where: str) -> None:
 
 def changed_settings(started: dict[str, Any], now: Recipe) -> list[str]:
     """The changes since the start of a session that optimizer steps depend on."""
-    return [c for c in changes_since_start(started, now) if name_of(c) not in MAY_CHANGE]
+    without_effect = {*MAY_CHANGE}
+    if now.training.schedule.name not in SCHEDULES_WITHOUT_END:
+        without_effect -= {*ENDS}
+    return [c for c in changes_since_start(started, now) if name_of(c) not in without_effect]
 
 
 def changes_since_start(started: dict[str, Any], now: Recipe) -> list[str]:

@@ -6,7 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-# Keys that no optimizer step depends on: the end of a run, its display and its checkpoints.
+# Keys of a run's end, on which some schedules of the learning rate depend.
+ENDS = ("training.max_steps", "training.max_epochs")
+# Keys that a resumed run may always change: its end, its display and its checkpoints. No optimizer
+# step depends on them, except by a schedule on `ENDS`.
 MAY_CHANGE = (
     "training.max_steps",
     "training.max_epochs",
@@ -20,7 +23,7 @@ MAY_CHANGE = (
     "training.parallel",
     "evaluation.num_samples",
 )
-# Keys that the validation loss at a step does not depend on.
+# Keys that the validation loss at a step does not depend on, except by a schedule on `ENDS`.
 KEEP_BANDS = (*MAY_CHANGE, "expect", "data.folder", "training.device", "training.evaluate_every")
 # Keys that serve the same purpose in different tasks.
 _SAME_PURPOSE = (

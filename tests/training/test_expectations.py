@@ -13,6 +13,7 @@ from commands import assert_same_checkpoints, tiny
 from heedful.config import Expectation, parse_recipe
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import unigram_entropy
+from heedful.recipe_changes import changed_settings
 from heedful.recipe_files import load_recipe, read_settings
 from heedful.run import train
 from heedful.training.events import Evaluated, Event, RunStarted, StepDone
@@ -164,6 +165,27 @@ def test_overrides_remove_bands(override: str, is_kept: bool) -> None:
     assert bool(load_recipe("rhyme", read_settings([override])).expect) == is_kept
     given = read_settings([override, "expect=[{step: 1, low: 0, high: 1}]"])
     assert load_recipe("rhyme", given).expect
+
+
+@pytest.mark.parametrize(
+    ("override", "is_kept"),
+    [
+        ("training.max_steps=700", False),
+        ("training.max_epochs=9", False),
+        ("training.max_minutes=9", True),
+        ("training.device=cpu", True),
+    ],
+)
+def test_bands_of_a_schedule_that_ends_with_the_run(override: str, is_kept: bool) -> None:
+    """By `cosine` the learning rate at a step depends on the last one."""
+    assert bool(load_recipe("shakespeare", read_settings([override])).expect) == is_kept
+
+
+def test_a_resumed_run_notes_another_end_of_its_schedule() -> None:
+    for name, count in (("linear", 1), ("constant", 0)):
+        before = parse_recipe(tiny(training__schedule={"name": name, "learning_rate": 0.1}))
+        now = before.replace({"training.max_steps": 50, "training.log_every": 7})
+        assert len(changed_settings(before.model_dump(mode="json"), now)) == count
 
 
 def test_a_resumed_run_may_have_other_bands(tmp_path: Path) -> None:

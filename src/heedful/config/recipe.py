@@ -18,11 +18,11 @@ from heedful.config.base import Strict
 from heedful.config.data import Data, TokenizerRecipe
 from heedful.config.distillation import Distillation
 from heedful.config.evaluation import OWN_METRICS, Evaluation, Expectation
-from heedful.config.keys import keys_of, set_key, set_keys
+from heedful.config.keys import flatten, keys_of, set_key, set_keys
 from heedful.config.problems import wrong_key
-from heedful.config.training import Training
+from heedful.config.training import SCHEDULES_WITHOUT_END, Schedule, Training
 from heedful.errors import UserError
-from heedful.task_keys import BUILT_IN, KEEP_BANDS, TaskKeys, key_of_corpus
+from heedful.task_keys import BUILT_IN, ENDS, KEEP_BANDS, TaskKeys, key_of_corpus
 
 TaskName = Annotated[str, AfterValidator(plugins.task.check)]
 
@@ -253,5 +253,8 @@ def parse_recipe(
 
 def drop_stale_bands(content: dict[str, Any], changed: Iterable[str]) -> None:
     """Remove the loss bands of a recipe's content unless the loss depends on no changed key."""
-    if not all(key.startswith(KEEP_BANDS) for key in changed):
-        content.pop("expect", None)
+    schedule = flatten(content).get("training.schedule.name", Schedule.model_fields["name"].default)
+    has_end = schedule not in SCHEDULES_WITHOUT_END
+    for key in changed:
+        if not key.startswith(KEEP_BANDS) or (has_end and key in ENDS):
+            content.pop("expect", None)
