@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from backend_models import model_of
 from encoder_runs import Stop, StopAt, recipe_of, sentences, write
 from heedful.adaptation import Adaptation, Adapted, adapt, stages
+from heedful.adaptation.recipe import Plan
 from heedful.cli.adapt import _report
 from heedful.cli.app import make_app
-from heedful.config import Recipe
+from heedful.config import Recipe, parse_recipe
 from heedful.data.splits import normalized
 from heedful.errors import UserError
 from heedful.pipelines import load
@@ -186,6 +187,12 @@ def test_wrong_input_is_refused_before_anything_is_written(
         (base, memory, {"minutes": 0.0}, "minutes must be above 0"),
         (base, memory, {"minutes": float("inf")}, "minutes must be above 0"),
         (base, memory, {"minutes": 0.001}, "the time is too short: 20 steps"),
+        (
+            base,
+            memory,
+            {"changes": {"training.max_minutes": 1e-5}},
+            "the time is too short: 20 steps",
+        ),
         (base, memory, {"general": [tmp_path / "empty.tsv"]}, "is empty"),
         (base, memory, {"keep": True}, "data.keep needs a token for each of its masks"),
         (base, memory, {"changes": {"training.nothing": 1}}, "unknown key training.nothing"),
@@ -197,6 +204,16 @@ def test_wrong_input_is_refused_before_anything_is_written(
         assert not (tmp_path / "out").exists(), message
     with pytest.raises(UserError, match=r"exists already; give a new out=FOLDER"):
         run(base, [memory], tmp_path / "foreign")
+
+
+def test_a_plan_keeps_the_steps_between_evaluations_that_are_set() -> None:
+    plan = Plan(steps=60, epochs=1.0, seconds_per_step=0.1, seconds=30.0)
+    content = {"data": {"train": {"file": "a.tsv"}}, "training": {"max_epochs": 1}}
+    recipe = parse_recipe(content)
+    for changes, expected in (({}, 6), ({"training.evaluate_every": 25}, 25)):
+        training = plan.applied(recipe.replace(changes)).training
+        assert (training.evaluate_every, training.max_steps) == (expected, 60)
+        assert training.max_minutes == 0.5
 
 
 @pytest.mark.parametrize(

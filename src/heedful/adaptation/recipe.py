@@ -23,7 +23,7 @@ FEWEST_STEPS = 20
 _SHARE_OF_STEPS = 0.85  # of the time of a training; the rest is for evaluations and batches
 PATIENCE = 3  # evaluations without improvement
 _BATCH_TOKENS = 2_048
-_MAX_LENGTH = 128  # tokens of a side, of a model without a recipe
+_MAX_LENGTH = 128  # tokens of a side, at most
 # In place of general text: the KL divergence from the probabilities of the model itself on the
 # memory (docs/log.md has what was compared).
 _TEACHER = {
@@ -96,13 +96,13 @@ class Plan:
             f"the memory), about {minutes_of(self.steps * self.seconds_per_step / _SHARE_OF_STEPS)}"
         )
 
-    def changes(self) -> dict[str, Any]:
-        """The keys of the recipe that the plan sets."""
-        return {
-            "training.max_steps": self.steps,
-            "training.max_minutes": self.seconds / 60,
-            "training.evaluate_every": max(1, -(-self.steps // EVALUATIONS)),
-        }
+    def applied(self, recipe: Recipe) -> Recipe:
+        """The recipe with the keys that the plan sets; a number of steps between evaluations that
+        it has stays."""
+        changes = {"training.max_steps": self.steps, "training.max_minutes": self.seconds / 60}
+        if "evaluate_every" not in recipe.training.model_fields_set:
+            changes["training.evaluate_every"] = max(1, -(-self.steps // EVALUATIONS))
+        return recipe.replace(changes)
 
 
 def minutes_of(seconds: float) -> str:

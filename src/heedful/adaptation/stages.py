@@ -265,11 +265,13 @@ def _begin(
     estimate = estimate_run(recipe, lambda line: None)
     # The final model is scored like this one, and its share of trained weights is chosen before.
     left = 60 * settings.minutes - (time.monotonic() - began) - 2 * seconds
+    if (limit := recipe.training.max_minutes) is not None:
+        left = min(left, 60 * limit)
     plan = Plan.fitting(estimate, left)
     reason = method_reason(model, settings)
     print_line(f"method     {reason}")
     print_line(f"plan       {plan.summary()}; scores take {minutes_of(2 * seconds)} more")
-    return recipe.replace(plan.changes()), before
+    return plan.applied(recipe), before
 
 
 def _scores(task: Task, model: Translator, data: RunData) -> tuple[dict[str, float], float]:
