@@ -48,4 +48,5 @@ def decode(ids: list[int], limit: int) -> list[int]:
 for line in sys.stdin:
     ids = source.encode(line.rstrip("\n"), add_special_tokens=False).ids
     ids = facts["prefix_ids"] + languages[:1] + ids + facts["suffix_ids"]
-    print(target.decode(decode(ids, min(64, facts["max_length"] - len(ids)))))
+    prompt = facts["decoder_start_ids"] if "encoder" in graphs else ids  # of the decoder
+    print(target.decode(decode(ids, min(64, facts["max_length"] - len(prompt)))))
