@@ -21,6 +21,8 @@ from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.registry import open_conversion
 from heedful.deploy.convert import convert_model
 from heedful.generation import Hypothesis
+from heedful.generation.rules import apply_rules, sampling_rules
+from heedful.generation.token_rules import Context
 from heedful.pipelines import Generator
 from heedful.pipelines.windows import Window
 
@@ -213,6 +215,35 @@ def test_samples_differ(pair: Any) -> None:
     several = backend.outputs(rows, call)
     assert all(len(outputs) == 4 for outputs in several)
     assert len({tuple(o.ids) for o in several[0]}) > 1
+
+
+@pytest.mark.parametrize("name", ["vaswani2017", "gpt2"])
+def test_samples_have_the_probabilities_of_the_net_under_each_option(
+    name: str, tmp_path: Path
+) -> None:
+    """Alone and together, in the order of the net's rules."""
+    import ctranslate2
+
+    model = model_of(name)
+    backend, [row] = backend_of(model, tmp_path), rows_of((3,))
+    sides = [[row], [list(model.ids.decoder_start_ids)]][: 2 if name == "vaswani2017" else 1]
+    with torch.no_grad():
+        log_probs = model.net(*map(torch.tensor, sides))[:, -1].double().log_softmax(-1)
+    context = Context([[]], torch.zeros(1, 0, dtype=torch.long), torch.tensor([0]))
+    plain = dict(enumerate(log_probs[0].exp().tolist()))
+    both = {"top_k": 4, "top_p": 0.6}
+    for options in ({}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.6}, both):
+        rules: dict[str, Any] = {"temperature": 1.5 if options == both else 1.0} | options
+        ctranslate2.set_random_seed(1)
+        rows = [row] * 40
+        call = supported_request(
+            model, rows, num_return=40, max_new_tokens=1, scores=False, **rules
+        )
+        assert backend.unsupported_reasons(rows, call) == []
+        counts = Counter(item.ids[0] for of_row in backend.outputs(rows, call) for item in of_row)
+        ruled = apply_rules(sampling_rules(**rules), log_probs, context).softmax(-1)[0]
+        assert fits_outcomes(counts, dict(enumerate(ruled.tolist()))), rules
+        assert fits_outcomes(counts, plain) == (options == {}), "the option has an effect"
 
 
 def test_the_smallest_temperatures_sample_the_most_probable_tokens(pair: Any) -> None:
