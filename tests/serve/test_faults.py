@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +323,23 @@ def test_a_request_has_a_time_limit() -> None:
         *_, last, end = answer.text.strip().split("\n\n")
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
         assert end == "data: [DONE]"
+
+
+def test_numbers_above_the_limits_of_the_server_are_refused(served: Any) -> None:
+    models = {name: served.models[name] for name in ("gpt", "de-en")}
+    pair = {"q": "a dog", "source": "de", "target": "en"}
+    with running(models, max_outputs=2, max_stop=1) as small:
+        for path, body, name, most, message in (
+            ("/v1/completions", COMPLETION, "n", 2, "n may be at most 2"),
+            ("/v1/completions", COMPLETION, "stop", ["§"], "stop may have 1 texts, not 2"),
+            ("/translate", pair, "alternatives", 1, "alternatives may be at most 1 here, not 2"),
+        ):
+            url = small.url + path
+            assert httpx.post(url, json={**body, name: most}).status_code == 200
+            more = [*most, "¶"] if isinstance(most, list) else most + 1
+            refused = httpx.post(url, json={**body, name: more})
+            assert refused.status_code == 400
+            assert message in refused.text
 
 
 def test_a_defect_is_a_500_of_one_request_alone() -> None:
@@ -957,6 +974,20 @@ def test_a_draining_server_answers_what_it_has_begun() -> None:
         assert events[-1] == "data: [DONE]"
         with pytest.raises(httpx.TransportError):
             client.get("/health/live")
+
+
+def test_a_draining_server_waits_for_a_request_no_longer_than_its_limit() -> None:
+    slow = SlowSteps(0.1)
+    with running({"gpt": slow.model}, drain_timeout=1.0) as served:
+        long = {**COMPLETION, "max_tokens": 45, "stream": True, "stop": None}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=long) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            served.loop.call_soon_threadsafe(served.server.stop)
+            events = []
+            with suppress(httpx.TransportError):
+                events.extend(line for line in lines if line)
+        assert "data: [DONE]" not in events
 
 
 def test_models_that_are_loaded_answer_503() -> None:
