@@ -33,7 +33,9 @@ def main(folder: Path, rank: int, world: int) -> None:
         run = PreparedTask(load_recipe(path), folder / "data")
         plan = run.plan_epoch(0)[:world]
         targets = sum(run.load_batch(item).num_targets for item in plan)
-        loss_net = DistributedDataParallel(loss_net_of(run).eval())
+        # The two passes of R-Drop differ by dropout; others have none.
+        loss_net = DistributedDataParallel(loss_net_of(run).train(path.stem.startswith("rdrop")))
+        torch.manual_seed(rank)
         actual = loss_net(run.load_batch(run.plan_epoch(0)[rank::world][0]))
         # DDP takes the mean over the processes; the loss is of all their targets.
         (actual.loss * world / targets).backward()
