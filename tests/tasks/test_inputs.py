@@ -79,6 +79,19 @@ def test_held_out_rows_are_removed_from_training(task, split, tmp_path):
     assert texts.isdisjoint(TWICE)
 
 
+def test_a_tokenizer_is_trained_on_a_sample_of_the_training_rows(tmp_path):
+    """Of which each has a word of its own; all rows are training data."""
+    text = write(tmp_path / "words", [f"the w{n}" for n in range(200)])
+    sizes = {}
+    for size in (50, 1_000):
+        keys = {"data__train__text": text, "tokenizer__sample_size": size}
+        keys["data__valid__text"] = write(tmp_path / "valid", ["the w1", "the w2"])
+        run = PreparedTask(recipe_of("masked_lm", tmp_path, **keys), tmp_path / "data")
+        assert run.num_train == 200
+        sizes[size] = run.tokenizer.vocab_size - len(run.tokenizer.special_ids)
+    assert sizes == {50: 51, 1_000: 201}
+
+
 TEXT_TASKS = ["language_modeling", "masked_lm", "denoising"]
 
 

@@ -237,6 +237,20 @@ def test_tables_hold_the_same_chats_as_json_lines(tmp_path: Path) -> None:
         assert np.array_equal(actual.offsets, expected.offsets)
 
 
+def test_fields_of_rows_may_have_other_names(tmp_path: Path) -> None:
+    expected = prepared(tmp_path, ROWS).data.ids("train")
+    names = {"messages": "turns", "prompt": "instruction", "response": "output"}
+    rows = [{names[key]: value for key, value in row.items()} for row in ROWS]
+    file = {"data__train__file": write_jsonl(tmp_path / "renamed.jsonl", rows)}
+    fields = {f"data__train__{key}_field": name for key, name in names.items()}
+    actual = prepared(tmp_path, ROWS, **file, **fields).data.ids("train")
+    assert [ids.tolist() for ids in actual] == [ids.tolist() for ids in expected]
+    for key in names:
+        others = {name: value for name, value in fields.items() if f"__{key}_" not in name}
+        with pytest.raises(UserError, match=r"renamed\.jsonl, line \d: no key"):
+            prepared(tmp_path, ROWS, **file, **others)
+
+
 LEARNS: dict[str, Any] = {
     "task": "sft",
     "data": {"max_length": 64},
