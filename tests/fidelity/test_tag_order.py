@@ -21,16 +21,12 @@ def restored(source: str, output: str) -> tuple[str, bool]:
         ("Klicken Sie <b>hier</b> jetzt", "Klicken Sie <b>hier</b> jetzt", False),
         ("Klicken Sie <b> hier </b> jetzt", "Klicken Sie <b>hier</b> jetzt", False),
         ("Klicken Sie<b> hier </b>jetzt", "Klicken Sie <b>hier</b> jetzt", False),
-        ("Klicken Sie hier </b>.", "Klicken Sie hier</b>.", True),
         ("Klicken </b> hier <b> jetzt", "Klicken <b>hier</b> jetzt", True),
         ("<b> Hier </b>", "<b>Hier</b>", False),
     ],
 )
 def test_a_pair_is_in_order_around_its_words(output: str, expected: str, has_moved: bool) -> None:
-    actual, moved = restored("Click <b>here</b> now", output)
-    if output.count("<b>") == output.count("</b>") == 1:
-        assert actual == expected
-    assert moved == has_moved
+    assert restored("Click <b>here</b> now", output) == (expected, has_moved)
 
 
 def test_pairs_that_cross_are_nested_again() -> None:
@@ -41,10 +37,18 @@ def test_pairs_that_cross_are_nested_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["<b>a <i>b</b> c</i>", "</b> a <b>", "a <b> b", "<br/> a", "<p>a <p>b", "5 %s"]
+    ("source", "output"),
+    [
+        ("<b>a <i>b</b> c</i>", "</i> a <b> b </b> c <i>"),
+        ("</b> a <b>", "<b> a </b>"),
+        ("a <b> b", "<b> a b"),
+        ("<br/> a", "a <br/>"),
+        ("<p>a <p>b", "a <p> b <p>"),
+        ("5 %s", "%s 5"),
+    ],
 )
-def test_tags_that_are_not_nested_in_the_source_stay_as_they_are(source: str) -> None:
-    assert restored(source, source[::-1]) == (source[::-1], False)
+def test_tags_that_are_not_nested_in_the_source_stay_as_they_are(source: str, output: str) -> None:
+    assert restored(source, output) == (output, False)
     assert restored(source, source) == (source, False)
 
 
