@@ -321,7 +321,6 @@ SUPPRESSED = {
 UNSAID = {"decoder_start_token_id": None}
 BOTH_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": [2]}
 OLD_BART = {"force_bos_token_to_be_generated": True, "bos_token_id": 5, "forced_eos_token_id": None}
-BOS_FORCED = {"forced_bos_token_id": 0, "forced_eos_token_id": None}
 
 
 @pytest.mark.parametrize(

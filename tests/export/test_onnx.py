@@ -77,11 +77,13 @@ def test_graphs_agree_with_the_net(name: str, tmp_path: Path) -> None:
     ids = torch.randint(270, (3, 11))
     lengths = torch.tensor([11, 2, 7])
     feed = {"ids": ids.numpy(), "lengths": lengths.numpy()}
+    more: dict[str, Tensor] = {}
     if any(item.name == "types" for item in session.get_inputs()):
-        feed["types"] = np.zeros_like(ids)
+        more["types"] = torch.randint(model.net.embedding.types.num_embeddings, ids.shape)
+        feed["types"] = more["types"].numpy()
     logits = session.run(["logits"], feed)[0]
     with torch.no_grad():
-        expected_logits = model.net(ids, lengths).numpy()
+        expected_logits = model.net(ids, lengths, **more).numpy()
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(logits[row, :length], expected_logits[row, :length], atol=1e-4)
 
