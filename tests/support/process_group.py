@@ -20,7 +20,6 @@ from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.events import Evaluated, StepDone
 from heedful.training.listeners import read_log
-from heedful.zoo.saved import WEIGHTS, load_tensors
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,6 @@ def assert_equal_steps(actual: Path, expected: Path, *, of_norms: float = 1e-5) 
     )
     np.testing.assert_allclose(scores, same, rtol=1e-5)
     assert {path.name for path in actual.iterdir()} == {path.name for path in expected.iterdir()}
-
-
-def assert_equal_weights(actual: Path, expected: Path) -> None:
-    """The models of two runs equal but for the order of sums."""
-    weights, others = (load_tensors(run / WEIGHTS) for run in (actual, expected))
-    assert weights.keys() == others.keys()
-    for name, weight in weights.items():
-        np.testing.assert_allclose(weight, others[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def _member(
