@@ -7,6 +7,7 @@ import tomllib
 from itertools import chain
 from pathlib import Path
 
+import polib
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -146,3 +147,66 @@ def test_commands_on_pages_translate_files_to_the_same_format() -> None:
             assert Path(source).suffix in ("", Path(output).suffix), f"{page.name}: {output}"
             found += 1
     assert found > 5
+
+
+def test_translated_paragraphs_are_on_their_pages() -> None:
+    """`make docs` finds paragraphs without a translation, too, by building the site."""
+    folder, found = ROOT / "docs" / "locale" / "zh_CN" / "LC_MESSAGES", 0
+    for path in sorted(folder.rglob("*.po")):
+        page = ROOT / "docs" / path.relative_to(folder).with_suffix(".md")
+        if not page.exists():  # written by a script, or of no page
+            continue
+        lines = re.sub(r"^\s*> ?", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        text = " ".join(lines.split())
+        for entry in polib.pofile(str(path)):
+            if not entry.obsolete:
+                own = " ".join(entry.msgid.split())
+                in_a_table = own.replace("|", "\\|")
+                assert own in text or in_a_table in text, f"{path.name}: {own}"
+                links = sorted(LINK.findall(entry.msgid)), sorted(LINK.findall(entry.msgstr))
+                assert links[0] == links[1], f"{path.name}: {entry.msgid}"
+                found += 1
+    assert found > 1000
+
+
+@pytest.mark.parametrize(
+    ("word", "better"),
+    [("您", "你"), ("翻译记忆(?!库)", "翻译记忆库"), ("保留的批次", "留出的批次")],
+)
+def test_chinese_pages_have_one_word_for_a_thing(word: str, better: str) -> None:
+    folder = ROOT / "docs" / "locale" / "zh_CN" / "LC_MESSAGES"
+    texts = {"README.zh.md": (ROOT / "README.zh.md").read_text(encoding="utf-8")}
+    for path in sorted(folder.rglob("*.po")):
+        entries = polib.pofile(str(path))
+        texts[path.name] = "\n".join(entry.msgstr for entry in entries if not entry.obsolete)
+    for name, text in texts.items():
+        assert not re.search(word, text), f"{name}: {better}"
+
+
+def test_all_imported_architectures_are_in_the_guide_to_other_toolkits() -> None:
+    """As in the table of README.md."""
+    guide = (ROOT / "docs" / "guides" / "coming-from.md").read_text(encoding="utf-8")
+    own = guide.partition("## Bring your models")[2].replace("XLM-RoBERTa", "XLM-R")
+    (row,) = re.findall(r"^\| import, export \| (.*) \|$", (ROOT / PAGES[0]).read_text(), re.M)
+    names = {name.strip() for cell in row.split("|") for name in cell.split(",")}
+    listed = {name.strip() for name in re.split(r",|\band\b", own.partition(" are read")[0])}
+    assert names == listed
+
+
+def test_recipes_that_name_files_say_where_they_are_from() -> None:
+    """In their first comment, or in that of the recipe which it refers to."""
+    from heedful.recipe_files import shipped_recipes
+
+    folder = ROOT / "src" / "heedful" / "recipes"
+    texts = {name: (folder / f"{name}.yaml").read_text("utf-8") for name in shipped_recipes()}
+    heads = {name: text.partition("\n\n")[0] for name, text in texts.items()}
+    heads = {name: "".join(re.findall(r"^#.*\n", head, re.M)) for name, head in heads.items()}
+    of_files = [
+        name
+        for name, text in texts.items()
+        if re.search(r"^ +(src|tgt|text|file): (?!shipped:)\S+/", text, re.M)
+    ]
+    assert len(of_files) > 3
+    for name in of_files:
+        sources = [head for other, head in heads.items() if other in heads[name] or other == name]
+        assert any("https://" in head for head in sources), name
