@@ -63,7 +63,7 @@ def test_a_card_is_valid_metadata_and_states_the_run(
     assert {"bleu", "chrf"} <= {*card.data.metrics}
     assert "license: unknown # to be filled in by the author" in text
     assert card.text.strip().startswith("# my-model\n")
-    for part in ("3 lines read", "on the test data", "task: translation", "Licence"):
+    for part in ("3 lines read", "on the test data", "task: translation", "License"):
         assert part in text
     assert "file: train.tsv\n" in text  # without the folders of the machine
     assert str(run.parent) not in text

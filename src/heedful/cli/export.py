@@ -30,7 +30,7 @@ def hf(
 
     The directory opens with AutoTokenizer and the Auto class of the model's kind, without heedful.
     Its README.md is a model card: languages, use, recipe and scores of the run; what heedful cannot
-    know, such as the licence, is marked for you to fill in. An existing README.md is kept.
+    know, such as the license, is marked for you to fill in. An existing README.md is kept.
 
     Example: heedful export hf runs/novel novel-hf
     """

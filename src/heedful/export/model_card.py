@@ -55,8 +55,8 @@ def model_card(model: AnyModel, name: str, model_type: str, run: RecordedRun | N
         f"## Use\n\n{_use(model)}",
         "## Training\n\n" + "\n\n".join(_training(run)),
         "## Scores\n\n" + "\n".join(_scores(run)),
-        f"## Licence\n\n{_TO_FILL_IN} the licence of the model, here and in `license` above, and "
-        "the licences of the training data and of a model that the training began with.",
+        f"## License\n\n{_TO_FILL_IN} the license of the model, here and in `license` above, and "
+        "the licenses of the training data and of a model that the training began with.",
         f"## Intended use and limits\n\n{_TO_FILL_IN} what the model is for, and what not; the "
         "origin of the training data, and the languages and domains that they lack.",
     ]

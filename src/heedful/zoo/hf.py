@@ -329,17 +329,20 @@ def _no_safetensors(path: Path, config: Mapping[str, Any]) -> UserError:
     suffix = next((suffix for suffix in (*PICKLED, *OTHER_FRAMEWORKS) if suffix in files), None)
     if suffix is None:
         return UserError(f"{path} holds neither {WEIGHTS} nor {INDEX}; add the weights")
-    reason, option = "of another framework", f", {OTHER_FRAMEWORKS.get(suffix)}=True"
+    reason, version = "of another framework", "transformers 4"
+    option = f", {OTHER_FRAMEWORKS.get(suffix)}=True"
     if suffix in PICKLED:
-        reason, option = "a pickled file, which can run code when it is opened", ""
+        reason, version = "a pickled file, which can run code when it is opened", "transformers"
+        option = ""
     # AutoModel would leave out the model's head.
     classes = config.get("architectures")
     name = classes[0] if isinstance(classes, list) and classes else None
     model = name if isinstance(name, str) and name.isidentifier() else "AutoModel"
     return UserError(
         f"{path} holds no {WEIGHTS}, only {files[suffix]}, {reason}. On a machine where that file "
-        f"is trusted, save it again with transformers: {model}.from_pretrained({str(path)!r}"
-        f'{option}).save_pretrained("NEW", safe_serialization=True)'
+        f"is trusted, save it again with {version}: {model}.from_pretrained({str(path)!r}"
+        f'{option}).save_pretrained("NEW", safe_serialization=True); and copy the files of its '
+        "tokenizer to NEW"
     )
 
 
