@@ -21,7 +21,6 @@ from running_server import running, tiny_models
 
 PO_OF_A_LANGUAGE = 'msgid ""\nmsgstr "Language: en\\n"\n\nmsgid "the cat"\nmsgstr ""\n'
 FOLDER = Path(page.__file__).parent
-CHROMIUM = Path("/usr/bin/chromium")
 BESIDE = ("button.primary", "button.copy")  # on a phone, too
 
 
@@ -76,19 +75,6 @@ def test_both_languages_have_every_text_that_is_shown() -> None:
     uses = re.findall(r"^  (\w+): \(\{ kind", scripts["app.js"], re.MULTILINE)
     assert len(uses) == 5
     assert {f"tab{use.capitalize()}" for use in uses} <= set(english)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Any:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="there is no Chromium here")
-    if not CHROMIUM.is_file():
-        pytest.skip("there is no Chromium here")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield opened
-        opened.close()
 
 
 def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
