@@ -10,26 +10,28 @@ export function addTip(element, fill) {
   for (const event of ["mouseleave", "blur"]) element.addEventListener(event, hideTip);
 }
 
-/** Hide the box. */
+/** Hide the box; returns false if there is none. */
 export function hideTip() {
+  const isShown = tip !== null;
   tip?.remove();
   tip = null;
+  return isShown;
 }
 
-/** Make parts of a text one stop of the Tab key; the arrow keys, Home and End move within it. */
-export function addArrowKeys(parts) {
-  parts.forEach((part, index) => {
-    part.tabIndex = index ? -1 : 0;
-    part.addEventListener("focus", () => {
-      for (const other of parts) other.tabIndex = other === part ? 0 : -1;
-    });
-    part.addEventListener("keydown", (event) => {
-      const steps = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: parts.length - 1 };
-      const next = parts[steps[event.key]];
-      if (!next) return;
-      event.preventDefault();
-      next.focus();
-    });
+/** Add a part to those of a text, which are one stop of the Tab key; the arrow keys, Home and End
+ * move within it. */
+export function addArrowKeys(part, parts) {
+  const index = parts.push(part) - 1;
+  part.tabIndex = index ? -1 : 0;
+  part.addEventListener("focus", () => {
+    for (const other of parts) other.tabIndex = other === part ? 0 : -1;
+  });
+  part.addEventListener("keydown", (event) => {
+    const steps = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: parts.length - 1 };
+    const next = parts[steps[event.key]];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
   });
 }
 

@@ -2,13 +2,14 @@
 
 import { bars, make, percent, visible } from "./elements.js";
 import { text } from "./texts.js";
-import { addTip } from "./tips.js";
+import { addArrowKeys, addTip } from "./tips.js";
 
 /** The pieces of an output. A character of several tokens is shown when its last one is there. */
 export class TokenView {
   constructor(output) {
     this.output = output;
     this.waiting = []; // tokens without text of their own so far
+    this.spans = [];
   }
 
   /** Show the new text and tokens of an event of a completion. */
@@ -18,7 +19,7 @@ export class TokenView {
     const tokens = this.waiting;
     this.waiting = [];
     const span = make("span", "token", piece);
-    span.tabIndex = 0;
+    addArrowKeys(span, this.spans);
     const least = Math.min(1, ...tokens.map(({ probability }) => probability));
     span.style.setProperty("--share", (0.45 * (1 - least)).toFixed(3));
     addTip(span, (tip) => fillTip(tip, tokens));

@@ -10,20 +10,21 @@ const NEIGHBORS = 6; // words of the source that are shown before and after the 
 export function showAligned(output, translation, { source, target, links }, unit) {
   output.replaceChildren();
   const words = [];
-  let end = 0;
+  let [shown, end] = [0, 0]; // the text so far in the output, and up to the last word found
   target.forEach((name, index) => {
     const sources = links.filter(([, own]) => own === index).map(([other]) => other);
     const word = name.replaceAll("\u2581", " ").trim(); // a token has its space as U+2581
     const start = translation.indexOf(word, end);
-    if (!word || !sources.length || start < 0) return;
-    output.append(translation.slice(end, start));
+    if (!word || start < 0) return;
+    end = start + word.length;
+    if (!sources.length) return;
+    output.append(translation.slice(shown, start));
     const span = output.appendChild(make("span", "word", word));
     addTip(span, (tip) => fillTip(tip, source, sources, unit));
-    words.push(span);
-    end = start + word.length;
+    addArrowKeys(span, words);
+    shown = end;
   });
-  output.append(translation.slice(end));
-  addArrowKeys(words);
+  output.append(translation.slice(shown));
 }
 
 function fillTip(tip, source, aligned, unit) {
