@@ -5,7 +5,12 @@ import { showTexts, switchLanguage, text } from "./texts.js";
 const THEMES = ["auto", "light", "dark"];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const get = (id) => document.getElementById(id);
-const theme = () => localStorage.getItem("theme") ?? "auto";
+
+/** The theme that was chosen; another page of this host may have stored another word. */
+function theme() {
+  const stored = localStorage.getItem("theme");
+  return THEMES.includes(stored) ? stored : "auto";
+}
 
 /** Show a page: its texts, its colors, and by `show` all else; again when the language changes. */
 export function startPage(show) {
