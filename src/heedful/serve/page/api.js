@@ -25,19 +25,16 @@ export function hasKey() {
 
 /** The JSON that a route answers; `body` null: a GET request. */
 export async function request(route, body = null, signal = undefined) {
-  return (await send(route, body, signal)).json();
+  return (await send(route, body, signal)).json().catch(fail);
 }
 
 /** The events of a streamed answer, one JSON value after the other; `body`: as of `send`. */
 export async function* stream(route, body, signal) {
   if (body instanceof FormData) body.set("stream", "true");
   const answer = await send(route, body instanceof FormData ? body : { ...body, stream: true }, signal);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
+  for await (const part of parts(answer)) {
+    const events = (rest + part).split("\n\n");
     rest = events.pop();
     for (const event of events) {
       const data = event.replace(/^data: /, "");
@@ -47,6 +44,17 @@ export async function* stream(route, body, signal) {
       yield content;
     }
   }
+  throw new ServerError("", 0); // it broke off
+}
+
+/** The parts of an answer's text as they come. */
+export async function* parts(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { value, done } = await reader.read().catch(fail);
+    if (done) return;
+    yield value;
+  }
 }
 
 /** The answer of a route to JSON or a form; raises a ServerError unless its status is 200. */
@@ -54,19 +62,22 @@ export async function send(route, body, signal = undefined) {
   const headers = {};
   const isJson = body !== null && !(body instanceof FormData);
   if (isJson) headers["Content-Type"] = "application/json";
-  if (hasKey()) headers.Authorization = `Bearer ${sessionStorage.getItem(KEY)}`;
+  if (hasKey()) {
+    const key = sessionStorage.getItem(KEY);
+    if (!/^[\x20-\x7e]*$/.test(key)) throw new ServerError("", 401); // no header can have it
+    headers.Authorization = `Bearer ${key}`;
+  }
   const options = { method: body === null ? "GET" : "POST", headers, signal };
   if (body !== null) options.body = isJson ? JSON.stringify(body) : body;
-  let answer;
-  try {
-    answer = await fetch(route, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ServerError("", 0);
-  }
+  const answer = await fetch(route, options).catch(fail);
   if (answer.ok) return answer;
   const content = await answer.json().catch(() => ({}));
   throw errorOf(content, answer.status);
+}
+
+/** Raise the error of a request without an answer, or whose answer breaks off. */
+function fail(error) {
+  throw error.name === "AbortError" ? error : new ServerError("", 0);
 }
 
 function errorOf(content, status) {

@@ -1,6 +1,6 @@
 // The page of the server's routes, made from its own description, openapi.json.
 
-import { hasKey, request, send } from "./api.js";
+import { hasKey, parts, request, send } from "./api.js";
 import { make } from "./elements.js";
 import { startPage } from "./switches.js";
 import { errorText, text } from "./texts.js";
@@ -132,12 +132,17 @@ function exampleOf(method, path, schema) {
   const answer = make("pre", "code");
   answer.setAttribute("aria-live", "polite");
   answer.hidden = true;
+  let running = new AbortController();
   form.append(make("h3", "", text("docsExample")), command, button, answer);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     answer.hidden = false;
     answer.textContent = "…";
-    call(address.control.value, body?.value, answer).catch((error) => (answer.textContent = messageOf(error)));
+    running.abort();
+    running = new AbortController();
+    call(address.control.value, body?.value, answer, running.signal).catch((error) => {
+      if (error.name !== "AbortError") answer.textContent = messageOf(error);
+    });
   });
   return form;
 }
@@ -169,7 +174,7 @@ function curl(path, body) {
 }
 
 /** Send a request, and show its answer as it comes. */
-async function call(path, body, output) {
+async function call(path, body, output, signal) {
   let content = null;
   try {
     if (body !== undefined) content = JSON.parse(body);
@@ -177,10 +182,9 @@ async function call(path, body, output) {
     output.textContent = text("docsNotJson", { reason: error.message });
     return;
   }
-  const answer = await send(path, content);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const answer = await send(path, content, signal);
   output.textContent = "";
-  for (let part = await reader.read(); !part.done; part = await reader.read()) output.append(part.value);
+  for await (const part of parts(answer)) output.append(part);
   if (answer.headers.get("content-type") !== "application/json") return;
   output.textContent = JSON.stringify(JSON.parse(output.textContent), null, 2);
 }
