@@ -5,7 +5,7 @@ import { bars, make, visible } from "./elements.js";
 import { messageOf } from "./errors.js";
 import { openFiles, showFiles, stopFile } from "./files.js";
 import { startPage } from "./switches.js";
-import { hasSpaces, languageName, reasonsText, text } from "./texts.js";
+import { hasSpaces, keepText, languageName, reasonsText, text } from "./texts.js";
 import { hideTip } from "./tips.js";
 import { TokenView } from "./tokens.js";
 import { showAligned } from "./words.js";
@@ -39,7 +39,7 @@ const modelsFor = (use) => state.models.filter(USES[use]);
 
 function showTabs() {
   const uses = offered();
-  const chosen = selected() ?? (uses.includes(location.hash.slice(1)) ? location.hash.slice(1) : uses[0]);
+  const chosen = [selected(), location.hash.slice(1), uses[0]].find((use) => uses.includes(use));
   get("tabs").replaceChildren(
     ...uses.map((use) => {
       const tab = make("button", "", text(`tab${use[0].toUpperCase()}${use.slice(1)}`));
@@ -58,13 +58,13 @@ const selected = () => document.querySelector("[role=tab][aria-selected=true]")?
 
 /** Show another tab, without the error of the former one. */
 function choose(use) {
+  stopRunning();
   state.problem = null;
   showProblem();
   select(use);
 }
 
 function select(use) {
-  stopRunning();
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const isChosen = tab.id === `tab-${use}`;
     tab.setAttribute("aria-selected", isChosen);
@@ -95,7 +95,7 @@ async function open() {
     state.models = (await request("v1/models")).data;
     state.languages = modelsFor("translate").length ? await request("languages") : [];
     if (modelsFor("translate").length) await openFiles();
-    state.problem = state.models.length && !offered().length ? () => text("noModels") : null;
+    state.problem = offered().length ? null : () => text("noModels");
     get("key-form").hidden = true;
   } catch (error) {
     get("key-form").hidden = error.status !== 401;
@@ -144,6 +144,7 @@ function canTranslate(source, target) {
 }
 
 function swapLanguages() {
+  stopRunning();
   const [source, target] = [get("source").value, get("target").value];
   get("source").value = target;
   for (const type of ["input", "change"]) get("source").dispatchEvent(new Event(type, { bubbles: true }));
@@ -204,17 +205,22 @@ function clear(id) {
   get(id).replaceChildren();
 }
 
-/** Show the milliseconds since `began` in an element. */
-function showTime(id, began) {
+/** Show the milliseconds since `began` in an element, and further facts. */
+function showTime(id, began, more = () => []) {
   const count = Math.round(performance.now() - began);
-  get(id).textContent = text("milliseconds", { count });
+  keepText(get(id), () => [text("milliseconds", { count }), ...more()].join(" · "));
 }
+
+const showNone = (id) => keepText(get(id), () => "");
+
+/** Have a screen reader say an output that has grown token by token. */
+const announce = (output) => (get("announced").textContent = output);
 
 // --- The uses of models ---------------------------------------------------------------------------
 
 function clearTranslation() {
   clear("translation");
-  get("translate-facts").textContent = "";
+  showNone("translate-facts");
   state.review = null;
   showReview();
   get("others").hidden = get("word-help").hidden = true;
@@ -233,20 +239,21 @@ async function translate(signal) {
   const began = performance.now();
   const alternatives = Number(get("alternatives").value);
   const [source, target] = [get("source").value, get("target").value];
-  const unit = hasSpaces(source) && hasSpaces(target) ? "words" : "tokens";
+  const sources = state.languages.filter(({ code, targets }) => (source === "auto" ? targets.includes(target) : code === source));
+  const unit = [...sources.map(({ code }) => code), target].every(hasSpaces) ? "words" : "tokens";
   const body = { q, source, target, alternatives, scores: true, alignments: unit };
   clearTranslation();
   const answer = await request("translate", body, signal);
   showAligned(get("translation"), answer.translatedText, answer.alignments[0], unit);
   get("word-help").hidden = !answer.alignments[0].links.length;
-  showTime("translate-facts", began);
-  if (answer.detectedLanguage) {
-    const name = languageName(answer.detectedLanguage.language);
-    get("translate-facts").textContent += ` · ${text("detected", { language: name })}`;
-  }
-  if (answer.scores[0] !== null) {
-    get("translate-facts").textContent += ` · ${text("score", { value: answer.scores[0].toFixed(3) })}`;
-  }
+  const scoreText = (index) => text("score", { value: answer.scores[index].toFixed(3) });
+  showTime("translate-facts", began, () => {
+    const detected = answer.detectedLanguage?.language;
+    return [
+      ...(detected ? [text("detected", { language: languageName(detected) })] : []),
+      ...(answer.scores[0] === null ? [] : [scoreText(0)]),
+    ];
+  });
   state.review = answer;
   showReview();
   const others = answer.alternatives ?? [];
@@ -255,8 +262,7 @@ async function translate(signal) {
     ...others.map((other, index) => {
       const item = make("li");
       showAligned(item.appendChild(make("span")), other, answer.alignments[index + 1], unit);
-      const score = answer.scores[index + 1];
-      if (score !== null) item.append(" ", make("span", "facts", text("score", { value: score.toFixed(3) })));
+      if (answer.scores[index + 1] !== null) item.append(" ", keepText(make("span", "facts"), () => scoreText(index + 1)));
       return item;
     }),
   );
@@ -269,6 +275,7 @@ async function generate(signal) {
   const prompt = get("generate-text").value;
   if (!prompt) return get("generate-text").focus();
   const body = { model: get("generate-model").value, prompt, max_tokens: number("generate-tokens") };
+  body.stream_options = { include_usage: true };
   body.temperature = number("generate-temperature");
   body.top_p = number("generate-top-p");
   if (number("generate-seed") !== null) body.seed = number("generate-seed");
@@ -284,23 +291,26 @@ async function showStream(body, signal) {
   const output = get("generated");
   clear("generated");
   get("token-help").hidden = true;
-  get("generate-facts").textContent = "";
+  showNone("generate-facts");
   output.classList.add("busy");
   const began = performance.now();
   const view = new TokenView(output);
   let count = 0;
   try {
-    for await (const event of stream("v1/completions", body, signal)) {
-      const choice = event.choices[0];
-      get("token-help").hidden = !choice.logprobs;
-      if (choice.logprobs) view.append(choice.text, choice.logprobs);
-      else output.append(choice.text);
-      count += choice.logprobs?.tokens.length ?? 1;
-      const rate = (count / ((performance.now() - began) / 1000)).toFixed(0);
-      get("generate-facts").textContent = text("tokens", { count, rate });
+    for await (const { choices, usage } of stream("v1/completions", body, signal)) {
+      for (const choice of choices) {
+        get("token-help").hidden = !choice.logprobs;
+        if (choice.logprobs) view.append(choice.text, choice.logprobs);
+        else output.append(choice.text);
+        count += choice.logprobs?.tokens.length ?? 1; // without them, a part can be of several
+      }
+      count = usage?.completion_tokens ?? count;
+      const values = { count, rate: (count / ((performance.now() - began) / 1000)).toFixed(0) };
+      keepText(get("generate-facts"), () => text("tokens", values));
     }
   } finally {
     output.classList.remove("busy");
+    announce(output.textContent);
   }
 }
 
@@ -310,6 +320,7 @@ async function chat(signal) {
   const list = get("messages");
   const asked = list.appendChild(make("div", "message user", content));
   const answer = list.appendChild(make("div", "message assistant busy"));
+  list.scrollTop = list.scrollHeight;
   get("chat-text").value = "";
   const system = get("chat-system").value.trim();
   const messages = [...state.messages, { role: "user", content }];
@@ -319,25 +330,31 @@ async function chat(signal) {
     temperature: number("chat-temperature"),
   };
   if (number("chat-tokens") !== null) body.max_tokens = number("chat-tokens");
-  let reply = "";
+  let [reply, end] = ["", null];
   try {
     for await (const event of stream("v1/chat/completions", body, signal)) {
       const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
       reply += event.choices[0].delta.content ?? "";
+      end = event.choices[0].finish_reason;
       answer.textContent = reply;
       if (isAtEnd) list.scrollTop = list.scrollHeight;
     }
-    if (!reply) answer.append(make("em", "", text("noAnswer"))); // not a turn of the conversation
+    // Notes are no part of the conversation.
+    if (!reply) answer.append(keepText(make("em"), () => text("noAnswer")));
+    else if (end === "length") list.append(keepText(make("em", "facts"), () => text("cut")));
   } catch (error) {
-    if (!reply) {
+    if (!reply && asked.isConnected) {
       asked.remove();
       answer.remove();
-      get("chat-text").value = content;
+      get("chat-text").value = [content, get("chat-text").value].filter(Boolean).join("\n");
     }
     throw error;
   } finally {
     answer.classList.remove("busy");
-    if (reply) state.messages = [...messages, { role: "assistant", content: reply }];
+    if (asked.isConnected) { // no new conversation has begun
+      announce(answer.textContent);
+      if (reply) state.messages = [...messages, { role: "assistant", content: reply }];
+    }
   }
 }
 
@@ -354,6 +371,8 @@ async function classify(signal) {
   const body = { model: get("classify-model").value, texts };
   if (get("classify-pair").value.trim()) body.pairs = get("classify-pair").value;
   const began = performance.now();
+  clear("classes");
+  showNone("classify-facts");
   const { results } = await request("classify", body, signal);
   const classes = Object.entries(results.probabilities ?? {}).sort((a, b) => b[1] - a[1]);
   const values = Object.entries(results.values ?? {}); // of a regression
@@ -369,9 +388,11 @@ async function fill(signal) {
   if (!texts.trim()) return get("fill-text").focus();
   const began = performance.now();
   const body = { model: get("fill-model").value, texts, top_k: number("fill-count") };
+  clear("masks");
+  showNone("fill-facts");
   const { results } = await request("fill", body, signal);
   const parts = results.flatMap((candidates, index) => [
-    ...(results.length > 1 ? [make("h2", "", text("mask", { number: index + 1 }))] : []),
+    ...(results.length > 1 ? [keepText(make("h2"), () => text("mask", { number: index + 1 }))] : []),
     bars(candidates.map(({ token, probability }) => [visible(token), probability])),
   ]);
   get("masks").replaceChildren(...parts);
@@ -385,12 +406,21 @@ function insertMask() {
 }
 
 async function copy(button) {
-  await navigator.clipboard.writeText(get(button.dataset.from).textContent);
+  const output = get(button.dataset.from);
+  try {
+    await navigator.clipboard.writeText(output.textContent);
+  } catch { // a page without https has no clipboard, but a selection
+    getSelection().selectAllChildren(output);
+    document.execCommand("copy");
+  }
   button.textContent = text("copied");
   setTimeout(() => (button.textContent = text("copy")), 1500);
 }
 
 // --- Events ---------------------------------------------------------------------------------------
+
+/** True for a key of an input method; Safari ends a composition before the key that does so. */
+const isComposing = (event) => event.isComposing || event.keyCode === 229;
 
 for (const [use, action] of Object.entries({ translate, generate, chat, classify, fill })) {
   const form = document.querySelector(`#panel-${use} form`);
@@ -399,7 +429,7 @@ for (const [use, action] of Object.entries({ translate, generate, chat, classify
     run(form, action);
   });
   form.addEventListener("keydown", (event) => {
-    const isArea = event.target.tagName === "TEXTAREA" && !event.isComposing;
+    const isArea = event.target.tagName === "TEXTAREA" && !isComposing(event);
     const sends = event.ctrlKey || event.metaKey || (event.target.id === "chat-text" && !event.shiftKey);
     if (event.key !== "Enter" || !isArea || !sends) return;
     event.preventDefault();
@@ -421,8 +451,7 @@ get("key-form").addEventListener("submit", (event) => {
   open();
 });
 addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  hideTip();
+  if (event.key !== "Escape" || isComposing(event) || hideTip()) return;
   stopRunning();
   stopFile();
 });

@@ -95,6 +95,9 @@ async function answerTo(file, signal) {
   if (file.size + FORM_BYTES > state.mostBytes) {
     throw new ServerError("", 413, { code: "body_too_large", values: { limit: state.mostBytes } });
   }
+  await file.slice(0, 1).arrayBuffer().catch(() => {
+    throw new ServerError(text("fileChanged"), 400);
+  });
   const form = new FormData();
   form.set("file", file);
   for (const side of ["source", "target"]) { // a model that names no languages takes those of the file
@@ -138,6 +141,7 @@ get("file-form").addEventListener("submit", (event) => {
   event.preventDefault();
   translateFile();
 });
+get("file").addEventListener("click", () => (get("file").value = "")); // the same file, too
 get("file").addEventListener("change", () => choose(get("file").files[0]));
 get("file-stop").addEventListener("click", stopFile);
 for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {

@@ -38,6 +38,7 @@ const TEXTS = {
     fileFormats: "From and into the languages above: {formats}",
     translateFile: "Translate the file",
     fileOther: "Files of this kind are not translated. Choose one of those above.",
+    fileChanged: "The file has changed or is gone. Choose it again.",
     fileProgress: "{done} of {segments} segments",
     fileReviews: "{count} of {segments} segments need a review",
     fileKept: "{count} had a translation, which is kept",
@@ -56,7 +57,7 @@ const TEXTS = {
     typePrompt: "The beginning of a text",
     generate: "Generate",
     emptyGenerated: "The continuation appears here, token by token.",
-    tokenHelp: "Point at a token, or move to it with Tab, for its probability and its alternatives. The darker, the less probable.",
+    tokenHelp: "Point at a token, or move to it with Tab and the arrow keys, for its probability and its alternatives. The darker, the less probable.",
     tokenTouch: "Tap a token for its probability and its alternatives. The darker, the less probable.",
     probability: "Probability",
     mostProbable: "Most probable here",
@@ -67,6 +68,7 @@ const TEXTS = {
     typeMessage: "Type a message",
     emptyChat: "Ask something.",
     noAnswer: "The model ended its answer without a word.",
+    cut: "Cut off by the limit of new tokens.",
     send: "Send",
     stop: "Stop",
     clear: "New conversation",
@@ -183,6 +185,7 @@ const TEXTS = {
     fileFormats: "使用上方选择的语言；格式：{formats}",
     translateFile: "翻译文件",
     fileOther: "不支持翻译此类文件，请选择上述格式的文件。",
+    fileChanged: "文件已被修改或已不存在，请重新选择。",
     fileProgress: "{done} / {segments} 个句段",
     fileReviews: "{segments} 个句段中有 {count} 个需要审校",
     fileKept: "{count} 个已有译文，予以保留",
@@ -201,7 +204,7 @@ const TEXTS = {
     typePrompt: "一段文本的开头",
     generate: "续写",
     emptyGenerated: "续写内容将逐个词元显示在这里。",
-    tokenHelp: "将鼠标指向词元，或用 Tab 键移到词元上，可查看其概率和备选。颜色越深，概率越低。",
+    tokenHelp: "将鼠标指向词元，或用 Tab 键和方向键移到词元上，可查看其概率和备选。颜色越深，概率越低。",
     tokenTouch: "点按词元，可查看其概率和备选。颜色越深，概率越低。",
     probability: "概率",
     mostProbable: "此处概率最高的词元",
@@ -212,6 +215,7 @@ const TEXTS = {
     typeMessage: "输入消息",
     emptyChat: "请提问。",
     noAnswer: "模型没有回答任何内容。",
+    cut: "已达新词元数上限，回答被截断。",
     send: "发送",
     stop: "停止",
     clear: "新对话",
@@ -327,16 +331,18 @@ export function reasonsText(reasons, codes) {
   return texts.join(current === "zh" ? "；" : "; ");
 }
 
+const WITHOUT_SPACES = "zh zho yue ja jpn th tha lo lao km khm my mya bo bod dz dzo".split(" ");
+
 /** True if the words of a language are separated by spaces. */
 export function hasSpaces(language) {
-  return !["zh", "ja", "th", "lo", "km", "my", "bo"].includes(language.split("-")[0]);
+  return !WITHOUT_SPACES.includes(language.split(/[-_]/)[0]);
 }
 
-/** The name of a language in the language of the page. */
+/** The name of a language in the language of the page; codes may be those of models (zh_CN, en_XX). */
 export function languageName(code, fallback = code) {
   try {
     const names = new Intl.DisplayNames([current], { type: "language", fallback: "none" });
-    return names.of(code) ?? fallback;
+    return names.of(code.replace(/_XX$/, "").replaceAll("_", "-")) ?? fallback;
   } catch {
     return fallback;
   }
@@ -348,7 +354,16 @@ export function switchLanguage() {
   localStorage.setItem("language", current);
 }
 
-/** Show all texts that the elements of the page name in their data. */
+const kept = new Map(); // the functions of `keepText` by their elements
+
+/** Show the text that a function returns; again when the language changes. Returns the element. */
+export function keepText(element, content) {
+  kept.set(element, content);
+  element.textContent = content();
+  return element;
+}
+
+/** Show all texts that the elements of the page name in their data, and those of `keepText`. */
 export function showTexts() {
   document.documentElement.lang = current === "zh" ? "zh-Hans" : "en";
   const attributes = [
@@ -365,6 +380,10 @@ export function showTexts() {
     for (const element of document.querySelectorAll(`[data-${name}]`)) {
       show(element, text(element.dataset[name]));
     }
+  }
+  for (const [element, content] of kept) {
+    if (element.isConnected) element.textContent = content();
+    else kept.delete(element);
   }
   const button = document.getElementById("language");
   button.textContent = text("switchLanguage");
