@@ -224,6 +224,29 @@ def test_views_of_a_window_have_the_numbers_of_its_positions(
     assert content["views"]["lens"]["first"] == 0  # the first token, which the head reads
 
 
+def test_aligned_tokens_have_the_numbers_of_their_positions(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Those of the attention map: a target token has that of the position that predicts it."""
+    content = run(folders["vaswani2017"], tmp_path / "page.html", text="the cat sat",
+                  target="a cat sat", tokens="1:3")  # fmt: skip
+    view = content["views"]["alignment"]
+    assert view["numbers"] == {"source": [1, 2], "target": [1, 2]}
+    assert view["target"] == ["\u2581cat", "\u2581sat"]
+    [cross] = [part for part in content["views"]["attention"] if part["part"] == "cross"]
+    assert (cross["first"], cross["keys"][:2]) == (1, view["source"])
+
+
+def test_the_sum_of_scores_has_those_of_tokens_that_are_not_shown(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    content = run(folders["gpt2"], tmp_path / "page.html", text="the cat sat", tokens="1:3")
+    for entry in content["views"]["attributions"]:
+        shown = sum(sum(side["gradients"]) for side in entry["sides"])
+        assert abs(entry["sum"] - (entry["value"] - entry["baseline"])) < entry["error"] + 1e-4
+        assert abs(entry["sum"] - shown) > 1e-3
+
+
 def test_aligned_tokens_are_those_at_the_positions_of_the_window() -> None:
     """Special tokens, such as the tag of a language, have positions too."""
     tokenizer = model_of("vaswani2017").tokenizer
@@ -242,6 +265,9 @@ def test_steps_and_labels_that_are_left_out_are_named(
         assert len(content["views"]["search"]["steps"]) == 24
         assert content["notes"] == [["note_steps", 24]]
     monkeypatch.setattr("heedful.insight.page_data.MAX_OUTPUTS", 1)
+    content = run(folders["gpt2"], tmp_path / "last.html", text="the cat")
+    assert [entry["position"] for entry in content["views"]["attributions"]] == [1]
+    assert content["notes"] == [["note_last_outputs", 1]]
     content = run(folders["bert-classify"], tmp_path / "labels.html")
     assert len(content["views"]["attributions"]) == 1
     assert content["notes"] == [["note_outputs", 1]]
@@ -287,8 +313,9 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
 
     out, (width, theme, language) = tmp_path / "page.html", case.split("-")
     hostile = "the </script><b>\u202e"
-    run(folders["vaswani2017"], out, text=hostile, patch_from=f"a{hostile[3:]}", tokens="0:8",
-        options={"max_new_tokens": 4, "beam_size": 2})  # fmt: skip
+    content = run(folders["vaswani2017"], out, text=hostile, patch_from=f"a{hostile[3:]}",
+                  tokens="0:8", options={"max_new_tokens": 4, "beam_size": 2})  # fmt: skip
+    count = max(len(side["pieces"]) for side in content["views"]["tokens"])
     problems: list[str] = []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -308,7 +335,7 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
         tabs = page.locator("[role=tab]")
         names = tabs.all_inner_texts()
         assert page.locator(".note").all_inner_texts() == [  # notes and facts in both languages
-            TEXTS[language]["notes"] + ": " + TEXTS[language]["note_tokens"].format(0, 7, 16)
+            TEXTS[language]["notes"] + ": " + TEXTS[language]["note_tokens"].format(0, 7, count)
             + TEXTS[language]["sentence_end"].strip()
         ]  # fmt: skip
         facts = page.locator(".facts").inner_text()
@@ -334,10 +361,17 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
         )
         page.locator("#view-attention details summary").first.click()
         page.locator("#view-attention details table").first.wait_for(timeout=5000)
+        page.locator("#sort-2").focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "sort-2"
+        assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
         page.locator("#tab-lens").click()
         page.locator("#lens-0-0").focus()
         page.keyboard.press("ArrowUp")
         assert page.evaluate("document.activeElement.id") == "lens-1-0"
+        assert page.locator("#view-lens .cell[tabindex='0']").count() == 1
+        page.locator("#lens-color").select_option("rank")
+        assert page.evaluate("document.activeElement.id") == "lens-color"
         page.locator("#tab-patching").click()
         page.locator("#patch-0-0").focus()
         page.keyboard.press("ArrowUp")

@@ -53,9 +53,11 @@
   const card = (...children) => el("div", { class: "card" }, ...children);
   const intro = (key, ...values) => el("p", { class: "soft" }, t(key, ...values));
 
-  function table(headings, rows, onsort) {
-    const head = headings.map((name, index) =>
-      el("th", { scope: "col" }, onsort ? el("button", { onclick: () => onsort(index) }, name) : name));
+  /** A table; with `onsort` its headings are buttons, and `sort` is the column and its sign. */
+  function table(headings, rows, onsort, sort) {
+    const head = headings.map((name, index) => el("th", {
+      scope: "col", "aria-sort": sort?.[0] === index && (sort[1] > 0 ? "ascending" : "descending") },
+    onsort ? el("button", { id: `sort-${index}`, onclick: () => onsort(index) }, name) : name));
     const body = rows.map((row) =>
       el("tr", {}, row.map((cell) => typeof cell === "number" || cell === null
         ? el("td", { class: "n" }, number(cell, Number.isInteger(cell) ? 0 : 4)) : el("td", {}, cell))));
@@ -69,8 +71,9 @@
     details.addEventListener("toggle", fill);
     return details;
   }
-  function choice(key, options, value, onchange) {
-    const select = el("select", { onchange: () => onchange(select.value) },
+  function choice(view, key, options, value, onchange) {
+    const id = `${view}-${key}`;
+    const select = el("select", { id, onchange: () => { onchange(select.value); document.getElementById(id).focus(); } },
       options.map(([id, name]) => el("option", { value: id, ...(String(id) === String(value) ? { selected: "" } : {}) }, name)));
     return el("label", {}, t(key), select);
   }
@@ -79,12 +82,20 @@
     renderView(state.view);
     if (focus) document.getElementById(focus)?.focus();
   }
-  /** Arrow keys in a grid whose rows count upwards: a cell's id is PREFIX-ROW-COLUMN. */
-  const arrows = (prefix, row, column) => (event) => {
-    const step = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    const next = step && document.getElementById(`${prefix}-${row + step[0]}-${column + step[1]}`);
-    if (next) { event.preventDefault(); next.focus(); }
-  };
+  /** Attributes of a cell of a grid, which is one stop of the Tab key, with arrow keys inside: the
+   * id is PREFIX-ROW-COLUMN, `up` is the step of ArrowUp, `isStop` marks the first stop. */
+  function gridCell(prefix, row, column, up, isStop) {
+    const id = `${prefix}-${row}-${column}`;
+    return { id, tabindex: isStop ? 0 : -1, onkeydown: (event) => {
+      const step = { ArrowUp: [up, 0], ArrowDown: [-up, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      const next = step && document.getElementById(`${prefix}-${row + step[0]}-${column + step[1]}`);
+      if (!next) return;
+      event.preventDefault();
+      for (const stop of next.parentElement.querySelectorAll("[tabindex='0']")) stop.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    } };
+  }
   const said = () => el("p", { class: "said", role: "status", "aria-live": "polite" });
 
   // --- colors ---------------------------------------------------------------------------------
@@ -149,8 +160,8 @@
     });
   }
 
-  /** Cells to point at; `first` is the number of the first row and of the first column. */
-  function matrix(rows, columns, valueAt, label, first = 0) {
+  /** Cells to point at; `numbers` are those of the rows and of the columns. */
+  function matrix(rows, columns, valueAt, label, numbers) {
     const cell = Math.max(9, Math.min(26, Math.floor(620 / Math.max(rows.length, columns.length))));
     const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": label });
     const context = canvas.getContext("2d");
@@ -199,8 +210,8 @@
     function move(row, column) {
       at = [Math.min(rows.length - 1, Math.max(0, row)), Math.min(columns.length - 1, Math.max(0, column))];
       draw();
-      status.replaceChildren(t("query") + " ", String(at[0] + first), " ", token(rows[at[0]]), " → " + t("key") + " ",
-        String(at[1] + first), " ", token(columns[at[1]]), ": " + number(valueAt(...at)));
+      status.replaceChildren(t("query") + " ", String(numbers[0][at[0]]), " ", token(rows[at[0]]), " → " + t("key") + " ",
+        String(numbers[1][at[1]]), " ", token(columns[at[1]]), ": " + number(valueAt(...at)));
     }
     canvas.addEventListener("mousemove", (event) => {
       const [row, column] = [(event.offsetY - top) / cell, (event.offsetX - left) / cell].map(Math.floor);
@@ -248,7 +259,8 @@
     part.layers.map((number_, layer) => [
       el("span", { class: "name" }, `${t("layer")} ${number_}`),
       part.heads.map((_, head) => el("button", {
-        id: `head-${layer}-${head}`, "aria-label": label(layer, head), title: label(layer, head),
+        ...gridCell("head", layer, head, -1, layer === state.layer && head === state.head),
+        "aria-label": label(layer, head), title: label(layer, head),
         "aria-pressed": String(layer === state.layer && head === state.head),
         onclick: () => set({ layer, head }, `head-${layer}-${head}`),
       }, thumbnail(part, layer, head, colors))),
@@ -257,10 +269,12 @@
     const valueAt = (row, column) => weights[row * part.keys.length + column] / 255;
     const names = Object.keys(part.summaries).filter((name) =>
       part.summaries[name].some((row) => row.some((value) => value !== null)));
+    const headings = ["layer", "head", ...names]; // those of the parts differ
     let rows = part.layers.flatMap((number_, layer) => part.heads.map((head, index) =>
       [number_, head, ...names.map((name) => part.summaries[name][layer][index])]));
-    if (state.sort) {
-      const [column, sign] = state.sort;
+    const sort = state.sort && [headings.indexOf(state.sort[0]), state.sort[1]];
+    if (sort && sort[0] >= 0) {
+      const [column, sign] = sort;
       rows = rows.sort((a, b) => sign * (a[column] - b[column]));
     }
     return [
@@ -270,22 +284,23 @@
         onclick: () => set({ part: index }, `part-${index}`) }, t(entry.part))), ramp("0", "1")),
       card(el("h2", {}, t("heads")), el("div", { class: "scroll" }, grid)),
       card(el("h2", {}, `${t("zoom")}: ${t(part.part)}, ${label(state.layer, state.head)}`),
-        matrix(part.queries, part.keys, valueAt, label(state.layer, state.head), part.first),
+        matrix(part.queries, part.keys, valueAt, label(state.layer, state.head),
+          [part.queries, part.keys].map((side) => side.map((_, index) => index + part.first))),
         behind(() => table([t("query"), ...part.keys.map((key) => token(key))],
           part.queries.map((query, row) => [token(query), ...part.keys.map((_, column) => valueAt(row, column))])))),
       card(el("h2", {}, t("sentence_view")), el("p", { class: "soft" }, t("sentence")),
         pairOfLines(part.queries, part.keys, valueAt, state.query,
           (query) => set({ query }, `query-${query}`), "query")),
       card(el("h2", {}, t("summaries")), el("p", { class: "soft" }, t("sort")),
-        table([t("layer"), t("head"), ...names.map((name) => t(name))], rows, (column) => set({
-          sort: [column, state.sort && state.sort[0] === column ? -state.sort[1] : 1] }))),
+        table(headings.map((name) => t(name)), rows, (column) => set({
+          sort: [headings[column], sort && sort[0] === column ? -sort[1] : 1] }, `sort-${column}`), sort)),
     ];
   }
 
   // --- alignment ------------------------------------------------------------------------------
 
   function alignmentView() {
-    const { source, target, weights } = views.alignment;
+    const { source, target, weights, numbers } = views.alignment;
     const side = state.aligned ?? ["target", 0];
     const chosen = Math.min(side[1], (side[0] === "target" ? target : source).length - 1);
     const valueAt = (row, column) => weights[row][column];
@@ -304,7 +319,7 @@
       }, token(text))))];
     };
     return [intro("about_alignment"), card(line("source", source), line("target", target)),
-      card(matrix(target, source, valueAt, t("alignment")),
+      card(matrix(target, source, valueAt, t("alignment"), [numbers.target, numbers.source]),
         behind(() => table([t("target"), ...source.map((key) => token(key))],
           target.map((name, row) => [token(name), ...source.map((_, column) => valueAt(row, column))]))))];
   }
@@ -328,14 +343,13 @@
     const grid = el("div", { class: "grid", style: { gridTemplateColumns: `auto repeat(${lens.positions.length}, auto)` } },
       order.map((row) => [el("span", { class: "side" }, layerName(lens.layers[row])),
         lens.positions.map((_, column) => el("button", {
-          class: "cell named", id: `lens-${row}-${column}`, onfocus: () => show(row, column), onmouseenter: () => show(row, column),
-          onclick: () => show(row, column),
-          onkeydown: arrows("lens", row, column),
+          class: "cell named", ...gridCell("lens", row, column, 1, row === order[0] && column === 0),
+          onfocus: () => show(row, column), onmouseenter: () => show(row, column), onclick: () => show(row, column),
           style: { background: shade(share(row, column)), color: ink(share(row, column)) },
         }, token(lens.names[row][column][0])))]),
       el("span"), lens.positions.map((name) => el("span", { class: "named" }, token(name))));
     return [intro("about_lens"),
-      el("div", { class: "controls" }, choice("color", [["lens_probability", t("lens_probability")], ["rank", `${t("rank")} ${t("final")}`]],
+      el("div", { class: "controls" }, choice("lens", "color", [["lens_probability", t("lens_probability")], ["rank", `${t("rank")} ${t("final")}`]],
         state.color, (color) => set({ color })),
       state.color === "rank" ? ramp(String(largest), "1") : ramp("0", "1")),
       card(el("div", { class: "scroll" }, grid), status, behind(() => table(
@@ -354,15 +368,14 @@
     const entry = entries[index];
     const scores = entry.sides.flatMap((side) => side[state.method]);
     const peak = Math.max(1e-9, ...scores.map(Math.abs));
-    const sum = scores.reduce((a, b) => a + b, 0);
     return [intro("about_attributions"),
       el("div", { class: "controls" },
-        choice("output", entries.map((e, i) => [i, `${visible(e.output)} (${e.position})`]), index, (value) => set({ output: Number(value) })),
+        choice("attributions", "output", entries.map((e, i) => [i, `${visible(e.output)} (${e.position})`]), index, (value) => set({ output: Number(value) })),
         ["gradients", "occlusion"].map((method) => el("button", { id: `method-${method}`, "aria-pressed": String(state.method === method),
           onclick: () => set({ method }, `method-${method}`) }, t(method))),
         ramp(number(-peak, 2), number(peak, 2), true)),
       card(state.method === "gradients"
-        ? el("p", {}, t("sum_line", number(entry.value), number(entry.baseline), number(entry.value - entry.baseline), number(sum), number(entry.error, 4)))
+        ? el("p", {}, t("sum_line", number(entry.value), number(entry.baseline), number(entry.value - entry.baseline), number(entry.sum), number(entry.error, 4)))
         : el("p", {}, t("occlusion_line", number(entry.value))),
       entry.sides.map((side) => [el("h2", {}, t(side.side)),
         el("div", { class: "line" }, side.tokens.map((name, i) => {
@@ -396,15 +409,15 @@
       order.map((row) => [el("span", { class: "side" }, layerName(layers[row])),
         tokens.map((_, column) => {
           const effect = effects[row][column], share = Math.abs(effect) / peak;
-          return el("button", { class: "cell named", id: `patch-${row}-${column}`,
+          return el("button", { class: "cell named", ...gridCell("patch", row, column, 1, row === order[0] && column === 0),
             onfocus: () => show(row, column), onmouseenter: () => show(row, column), onclick: () => show(row, column),
-            onkeydown: arrows("patch", row, column), "aria-label": number(effect),
+            "aria-label": number(effect),
             style: { background: shade(share, effect < 0 ? "--warm" : "--accent"), color: ink(share) } }, effect ? (Math.abs(effect) < 0.005 ? 0 : effect).toFixed(2) : "");
         })]),
       el("span"), tokens.map((_, column) => el("span", { class: "named" }, ...pair(column))));
     return [intro("about_patching"),
       el("div", { class: "controls" },
-        choice("output", own.map((e, i) => [i, `${visible(e.output)} (${e.position})`]), index, (i) => set({ output: Number(i) })),
+        choice("patching", "output", own.map((e, i) => [i, `${visible(e.output)} (${e.position})`]), index, (i) => set({ output: Number(i) })),
         stacks.length > 1 ? stacks.map((name) => el("button", { id: `stack-${name}`, "aria-pressed": String(name === stack),
           onclick: () => set({ stack: name }, `stack-${name}`) }, t(name))) : null,
         ramp(number(-peak, 2), number(peak, 2), true)),
@@ -497,11 +510,12 @@
       entry.neighbors[index].forEach((other) => circles[other].classList.add("near"));
       names.replaceChildren(...marked.map((other) => {
         const [x, y] = place(entry.points[other]), shown = visible(entry.names[other]);
-        return svg("text", { x: Math.min(x + 6, size - 60), y: y - 5, "font-weight": other === index ? 700 : 400 }, shown.length > 24 ? shown.slice(0, 23) + "…" : shown);
+        const side = x > size / 2 ? { x: x - 6, "text-anchor": "end" } : { x: x + 6 };
+        return svg("text", { ...side, y: y - 5, "font-weight": other === index ? 700 : 400 }, shown.length > 24 ? shown.slice(0, 23) + "…" : shown);
       }));
       near.replaceChildren(el("p", {}, t("nearest") + " ", token(entry.names[index])),
         table([t("token"), t("cosine")], entry.neighbors[index].map((other, k) =>
-          [el("button", { onclick: () => select(other) }, token(entry.names[other])), entry.similarities[index][k]])));
+          [el("button", { onclick: () => { select(other); near.querySelector("button").focus(); } }, token(entry.names[other])), entry.similarities[index][k]])));
     }
     entry.points.forEach((point, index) => {
       const [x, y] = place(point);

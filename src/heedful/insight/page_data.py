@@ -225,7 +225,12 @@ def _alignment(
     )
     if not rows or not columns:
         return {}
+    positions = _positions(model.src_tokenizer, source), _positions(model.tgt_tokenizer, outputs)
     return {
+        "numbers": {
+            "source": [positions[0][column] for column in columns],
+            "target": [positions[1][row] + first for row in rows],
+        },
         "source": [alignment.source[column] for column in columns],
         "target": [alignment.target[row] for row in rows],
         "weights": _rounded(alignment.weights[np.ix_(rows, columns)]),
@@ -234,8 +239,13 @@ def _alignment(
 
 def _aligned_in(tokenizer: Tokenizer, ids: Sequence[int], window: range) -> list[int]:
     """Indices, among the tokens that are not special, of those at positions of a range."""
-    positions = [p for p, token in enumerate(ids) if token not in tokenizer.special_ids]
+    positions = _positions(tokenizer, ids)
     return [index for index, position in enumerate(positions) if position in window]
+
+
+def _positions(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The positions of the tokens that are not special."""
+    return [p for p, token in enumerate(ids) if token not in tokenizer.special_ids]
 
 
 def _lens(model: SavedModel, inputs: dict[str, Any], window: range) -> dict[str, Any]:
@@ -265,8 +275,9 @@ def _chosen_outputs(
             notes.append(Note("note_outputs", (MAX_OUTPUTS,)))
         return [(0, label) for label in labels[:MAX_OUTPUTS]]
     positions = [index for index in range(len(reading.outputs)) if index in window]
-    if isinstance(reading.model, LanguageModel):
+    if isinstance(reading.model, LanguageModel) and len(positions) > MAX_OUTPUTS:
         positions = positions[-MAX_OUTPUTS:]
+        notes.append(Note("note_last_outputs", (MAX_OUTPUTS,)))
     masks = [index for index in positions if reading.outputs[index] is None]
     if not isinstance(reading.model, Generator) and masks:
         positions = masks
@@ -303,6 +314,7 @@ def _attribution_entry(
         "position": exact.output.position,
         "value": exact.value,
         "baseline": exact.baseline_value,
+        "sum": float(sum(scores.sum() for scores in exact.scores.values())),
         "error": exact.convergence_error,
         "sides": [
             {
