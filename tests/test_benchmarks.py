@@ -226,6 +226,14 @@ def test_command(bench: Bench) -> None:
     assert "| 100 sentences, CTranslate2 by hand |" in page
 
 
+def test_both_commands_search_greedily(bench: Bench) -> None:
+    """The default of `heedful translate` is a beam."""
+    import command  # type: ignore[import-not-found]
+
+    assert " --beam-size 1" in " ".join(command.heedful_command(Path()))
+    assert '"beam_size": 1' in command.BY_HAND
+
+
 def test_encoding(bench: Bench) -> None:
     page, data = bench("encoding")
     names = [item["system"] for item in data["records"]]
