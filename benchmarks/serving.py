@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -252,7 +253,7 @@ async def load(case: Case, port: int, pid: int, rate: float, seconds: float) -> 
         "requests": count,
         "rate": rate,
         "p50 ms": 1_000 * ordered[count // 2],
-        "p99 ms": 1_000 * ordered[min(count - 1, int(0.99 * count))],
+        "p99 ms": 1_000 * ordered[math.ceil(0.99 * count) - 1],
         "lost": count - statuses[200],
         "statuses": {str(status): number for status, number in statuses.items()},
         "MiB": [round(value, 1) for value in memory],
