@@ -394,6 +394,28 @@ def test_the_page_in_a_browser(folders: dict[str, Path], tmp_path: Path, case: s
     assert problems == []
 
 
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium")
+def test_long_words_and_labels_are_not_wider_than_a_phone(tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api", reason="there is no Chromium")
+    from playwright.sync_api import sync_playwright
+
+    long, out = "a" * 300, tmp_path / "page.html"
+    piece = {"token": long, "id": 1, "bytes": "61", "special": False, "unknown": False}
+    tokens = [{"side": "text", "text": long, "normalized": f"{long}b", "pieces": [piece]}]
+    side = {"side": "text", "tokens": [long], "gradients": [0.5], "occlusion": [0.5]}
+    scores = {"output": long, "position": 0, "value": 1, "baseline": 0.5, "sum": 0.5, "error": 0}
+    views = {"tokens": tokens, "attributions": [{**scores, "sides": [side]}]}
+    write_page(out, title=long, facts={}, views=views)
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": 390, "height": 900}).new_page()
+        page.goto(out.as_uri())
+        for view in views:
+            page.click(f"#tab-{view}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        browser.close()
+
+
 def test_translate_writes_alignments(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
