@@ -11,11 +11,12 @@ import pytest
 import heedful
 from heedful import UserError
 from heedful.cli.long_lines import LongLines
+from heedful.data.prepared import cache_folder
 from heedful.documents import read_document, translate_document
 from heedful.documents.sentences import SplitText
 from heedful.documents.translating import fits_model
 from heedful.fidelity import CHARACTERS, Keep, count_masks, place_masks, with_accelerator
-from heedful.fidelity.masking import mask_text
+from heedful.fidelity.masking import mask_pair, mask_text
 from heedful.fidelity.pieces import counts, find_pieces
 from heedful.insight.alignment import align, align_outputs
 from heedful.options import Options
@@ -23,6 +24,9 @@ from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
 from heedful.pipelines.keeping import Source, _Searches, kept_generations
 from heedful.recipe_files import recorded_recipe
+from heedful.training.events import Evaluated
+from heedful.training.folder import facts_of_run
+from heedful.training.listeners import read_log
 
 SOURCES = ["Open %s on page 12", "1,000.5 of {n} <b>a</b>", "no piece", "7 7 %1$s (see X-12)", ""]
 ROWS = [(f"open %s on page {n} a{n % 7}", f"öffne %s auf Seite {n} a{n % 7}") for n in range(90)]
@@ -170,6 +174,28 @@ def test_the_run_is_of_masked_pairs_and_shows_texts(run: Path) -> None:
     assert len(outputs) == 10
     assert all("%s" in line for line in outputs)
     assert recorded_recipe(run).data.keep
+
+
+def test_pairs_are_scored_with_the_masks_of_training(run: Path, model: Translator) -> None:
+    """`score` and `evaluate` read the pieces themselves, which the net was not trained on."""
+    pairs = [("open %s on page 3", "öffne %s auf Seite 3"), ("see X-12", "siehe"), ("a", "b")]
+    sources, targets = map(list, zip(*pairs, strict=True))
+    assert model.metadata.keep is not None
+    masked = [mask_pair(*pair, model.metadata.keep.patterns) for pair in pairs]
+    assert [pair in pairs for pair in masked] == [False, True, True]
+    expected = [
+        [tokenizer.encode_target(ids) for ids in tokenizer.encode_batch([*side])]
+        for tokenizer, side in zip(
+            (model.src_tokenizer, model.tgt_tokenizer), zip(*masked, strict=True), strict=True
+        )
+    ]
+    assert [*model.pair_ids(sources, targets)] == expected
+    assert model.score(sources, targets) == model.score(*map(list, zip(*masked, strict=True)))
+    rows = cache_folder() / str(facts_of_run(run).data) / "valid.jsonl"
+    valid = [json.loads(line) for line in rows.read_text().splitlines()]
+    forced = model.teacher_forced([row["src"] for row in valid], [row["tgt"] for row in valid])
+    [*_, last] = [event for event in read_log(run / "log.jsonl") if isinstance(event, Evaluated)]
+    assert forced["perplexity"] == pytest.approx(last.perplexity, rel=1e-4)
 
 
 def test_lines_of_json_have_no_masks(run: Path, tmp_path: Path, commands: Any) -> None:

@@ -17,6 +17,7 @@ from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
 from heedful.evaluation import likelihood
 from heedful.pipelines import GenerationIds, ModelMetadata, open_net
+from heedful.pipelines.scoring import TextScore
 from heedful.zoo import architecture
 
 WRITERS = ["vaswani2017", "t5", "gpt2", "llama"]
@@ -202,6 +203,11 @@ def test_texts_without_a_scored_token_have_none(models: dict[str, Any]) -> None:
     assert models["gpt2"].score([[5]])[0].num_tokens == 0
 
 
+def test_a_perplexity_that_overflows_is_infinite() -> None:
+    """It was an OverflowError, for the texts of a net whose training diverged."""
+    assert TextScore(-1e6, 2).perplexity == math.inf
+
+
 def test_a_pair_with_a_side_left_out_has_no_score() -> None:
     model = model_of("vaswani2017")
     long = " ".join(TEXTS * 9)
@@ -221,6 +227,9 @@ def test_a_pair_with_a_side_left_out_has_no_score() -> None:
 def test_sizes_out_of_range_are_refused(models: dict[str, Any], options: dict[str, int]) -> None:
     with pytest.raises(UserError, match=next(iter(options))):
         models["gpt2"].score(TEXTS, **options)
+    if "batch_tokens" in options:
+        with pytest.raises(UserError, match="batch_tokens"):
+            models["t5"].teacher_forced(TEXTS, TEXTS, **options)
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "byte_bpe"])

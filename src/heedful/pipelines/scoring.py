@@ -22,6 +22,8 @@ from heedful.data.plans import (
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
 from heedful.evaluation.likelihood import token_metrics
+from heedful.evaluation.metrics import perplexity
+from heedful.fidelity.masking import mask_pair
 from heedful.options import TooLong
 from heedful.parts.losses import LossSum
 from heedful.pipelines.base import Texts
@@ -44,8 +46,9 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """exp of the negative mean log-probability of a token; NaN without tokens."""
-        return math.exp(-self.log_prob / self.num_tokens) if self.num_tokens else math.nan
+        """exp of the negative mean log-probability of a token; inf if it overflows, NaN without
+        tokens."""
+        return perplexity(-self.log_prob, self.num_tokens) if self.num_tokens else math.nan
 
     def bits_per_character(self, text: str) -> float:
         """The negative log-probability in bits per character of the tokens that are predicted.
@@ -126,12 +129,16 @@ def teacher_forced(
     sources: Sequence[str],
     targets: Sequence[str],
     too_long: TooLong,
+    batch_tokens: int | None = None,
     tags: PairTags = ((), ()),
 ) -> dict[str, float]:
     """Perplexity and token accuracy of the targets given their sources."""
     if not sources:
         raise UserError("there are no pairs to score; give at least one")
-    total = score_pairs(model, sources, targets, too_long=too_long, tags=tags).total()
+    sums = score_pairs(
+        model, sources, targets, too_long=too_long, batch_tokens=batch_tokens, tags=tags
+    )
+    total = sums.total()
     if not total.tokens:
         raise UserError("all pairs were left out: each has a side longer than the model allows")
     mean = token_metrics(total)
@@ -238,6 +245,9 @@ def encode_pairs(
     check_strings(targets, "targets")
     if len(sources) != len(targets):
         raise UserError(f"{len(sources)} sources but {len(targets)} targets")
+    if (keep := model.metadata.keep) is not None:  # as in training
+        pairs = [mask_pair(*pair, keep.patterns) for pair in zip(sources, targets, strict=True)]
+        sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     start, longest = checked_start_ids(model.ids.decoder_start_ids), model.config.max_length
     # The decoder reads its start ids and the target without its last token.
     options = longest, too_long, tags[0]

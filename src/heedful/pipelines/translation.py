@@ -305,7 +305,9 @@ class Translator(Generator):
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Ids of sources and of targets, each with EOS, for training and scoring.
 
-        The decoder reads `ids.decoder_start_ids` and all of a target but its last token.
+        The decoder reads `ids.decoder_start_ids` and all of a target but its last token. A model
+        that was trained with `data.keep` reads masks for the pieces that both sides have equally
+        often, as in training.
 
         Args:
             src_language, tgt_language: as in `Options`; their tags are put before the texts.
@@ -350,6 +352,8 @@ class Translator(Generator):
     ) -> "list[TextScore]":
         """Log-probability of each target given its source, EOS included, by teacher forcing.
 
+        It is that of the ids of `pair_ids`, in which a model's masks stand for pieces.
+
         Args:
             too_long: as in `Options`; a pair with a side left out has a score of 0 tokens.
             batch_tokens: padded tokens of source and target in a batch.
@@ -382,15 +386,16 @@ class Translator(Generator):
         targets: Sequence[str],
         *,
         too_long: TooLong = "error",
+        batch_tokens: int | None = None,
         src_language: str | None = None,
         tgt_language: str | None = None,
     ) -> dict[str, float]:
         """Perplexity and token accuracy of the targets given their sources.
 
         Args:
-            too_long, src_language, tgt_language: as in `score`.
+            too_long, batch_tokens, src_language, tgt_language: as in `score`.
         """
         from heedful.pipelines.scoring import teacher_forced
 
         tags = self._pair_tags(src_language, tgt_language)
-        return teacher_forced(self, sources, targets, too_long, tags)
+        return teacher_forced(self, sources, targets, too_long, batch_tokens, tags)
