@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -122,6 +123,20 @@ def test_another_task_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "recipe.yaml").write_text(load_recipe("copy").to_yaml(), encoding="utf-8")
     assert "another --out" in run_demo(tmp_path, ok=False)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_dates_are_asked_for_only_where_the_question_is_seen(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, is_shown: bool
+) -> None:
+    """With stdout in a file the command waited for an answer without showing the question."""
+    asked: list[object] = []
+    terminal, file = (SimpleNamespace(isatty=lambda is_one=is_one: is_one) for is_one in (1, 0))
+    streams = {"stdin": terminal, "stdout": terminal if is_shown else file}
+    monkeypatch.setattr(demo_command, "sys", SimpleNamespace(argv=sys.argv, **streams))
+    monkeypatch.setattr(demo_command, "_ask", lambda *given: asked.append(given))
+    run_demo(finished)
+    assert len(asked) == is_shown
 
 
 def test_typed_dates_are_answered_until_an_empty_line(

@@ -47,7 +47,7 @@ def demo(
     _show_examples(model, results, console)
     line = f"echo '3rd of May, 2031' | {_command()} translate {shlex.quote(str(out))}"
     console.print("\nTranslate your own:", line, sep="\n  ")
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and sys.stdout.isatty():
         _ask(model, console)
 
 
