@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,22 @@ def test_runs_are_compared(commands: Commands, runs: Path) -> None:
     rows = {line.split("  ")[0].strip(): line.split() for line in done.out.splitlines() if line}
     assert rows["training.schedule.learning_rate"][1:] == ["0.001", "0.01"]
     assert rows["steps"][1:] == ["4", "4"]
+    assert rows["scores of"][2:] == ["test", "text"] * 2
     assert "training.max_steps" not in rows, "only what differs is printed"
     actual = json.loads(commands.run("compare", *names, "--json").out)
     assert actual["runs"] == ["slow", "fast"]
+    assert actual["scores_of"] == ["test text"] * 2
     scores = [json.loads((path / "scores.json").read_text())["scores"] for path in names]
     for metric, values in actual["scores"].items():
         assert values == [one[metric]["score"] for one in scores]
+
+
+def test_scores_of_different_texts_are_told_apart(runs: Path) -> None:
+    """Those of a run that has not ended are of held-out text, beside test scores of another."""
+    ended = RecordedRun.read(runs / "slow")
+    unfinished = replace(ended, facts=ReportFacts())
+    rows = Comparison({"one": ended, "other": unfinished}).tables()["Runs"]
+    assert rows["scores of"] == ["test text", "held-out text, during training"]
 
 
 def test_settings_are_compared_key_by_key() -> None:

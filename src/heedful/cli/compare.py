@@ -20,7 +20,8 @@ def compare(
 
     comparison = Comparison.read(runs)
     if json:
-        print_json({"runs": [*comparison.runs], "scores": comparison.scores()})
+        scores = {"scores": comparison.scores(), "scores_of": comparison.scored()}
+        print_json({"runs": [*comparison.runs], **scores})
         return
     from rich.table import Column, Table
 

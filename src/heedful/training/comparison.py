@@ -40,6 +40,10 @@ class Comparison:
         metrics = dict.fromkeys(name for scores in by_run for name in scores)
         return {name: [scores.get(name) for scores in by_run] for name in metrics}
 
+    def scored(self) -> list[str]:
+        """The text that the scores of each run are of: not the same for a run that has not ended."""
+        return [_scored(run) for run in self.runs.values()]
+
     def tables(self) -> dict[str, dict[str, list[str]]]:
         """Scores, sizes and differing keys of the recipes, as texts."""
         shown = {
@@ -85,4 +89,13 @@ def _sizes(run: RecordedRun) -> dict[str, str]:
         "steps": f"{timed[-1].step:,}" if timed else "0",
         "training time": clock(timed[-1].seconds) if timed else MISSING,
         "end": REASONS[ends[-1].reason] if ends else "not finished",
+        "scores of": _scored(run),
     }
+
+
+def _scored(run: RecordedRun) -> str:
+    if not run.facts.scores:
+        is_evaluated = any(isinstance(event, Evaluated) for event in run.events)
+        return "held-out text, during training" if is_evaluated else MISSING
+    ends = [event for event in run.events if isinstance(event, RunFinished)]
+    return ends[-1].scored.partition(",")[0] if ends else MISSING
