@@ -248,7 +248,10 @@ def test_lowercasing_models_are_scored_case_insensitively(commands, tmp_path):
     for file, texts in zip(files, (sources, outputs), strict=True):
         file.write_text("".join(f"{text.upper()}\n" for text in texts))
     ended = commands.run("evaluate", run, "--src", files[0], "--ref", files[1], "--json")
-    assert json.loads(ended.out)["scores"]["exact_match"]["score"] == 1
+    content = json.loads(ended.out)
+    assert content["scores"]["exact_match"]["score"] == 1
+    ranked = [one["chrf"] for one in content["examples"]["worst"] if one["output"]]
+    assert ranked == pytest.approx([100] * len(ranked)), "examples are ranked by the same scores"
 
 
 def test_evaluate_prints_the_requested_metrics(commands, folder, tmp_path):

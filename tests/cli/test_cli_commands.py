@@ -400,6 +400,10 @@ def test_evaluate_running_text(commands, models, opened, tmp_path):
     size = len(predicted(opened["lm"], text))
     assert actual["bits_per_character"] == pytest.approx(bits / size, rel=1e-4)
     assert actual["bits_per_byte"] == pytest.approx(bits / (size + 3), rel=1e-4)
+    # The letter ä is not in the vocabulary; without a note, bits look better than they are.
+    assert actual["num_unknown"] == 3
+    noted = "unknown tokens, which perplexity and bits count like known ones: 3 of "
+    assert f"note: {noted}{score.num_tokens}\n" in ended.err
 
 
 def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
@@ -555,6 +559,11 @@ def test_distill_is_training_with_a_teacher(commands, tmp_path):
     assert "small learns from 2024: its probabilities of each token" in result.out
     assert result.code == 0, result.err
     assert f"teacher: {tmp_path / '2024'}\n" in (tmp_path / "small" / "recipe.yaml").read_text()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "2024-distilled").write_text("in the way")
+    named = commands.run("distill", "2024", "2024", cwd=tmp_path)
+    assert "runs/2024-distilled learns from 2024" in named.out, "not recipe-distilled"
+    assert_refused(named, "runs/2024-distilled")
 
 
 def test_a_student_inherits_data_and_sizes_of_the_teachers_run(commands, tmp_path):
@@ -620,6 +629,24 @@ def test_an_option_without_effect_is_noted(commands, models, options, unused):
     assert done.code == 0, done.err
     assert ("has no effect" in done.err) == bool(unused)
     assert unused in done.err
+
+
+def test_evaluate_notes_options_without_effect(commands, models, tmp_path):
+    (tmp_path / "src").write_text("the cat\n")
+    data = ("--src", tmp_path / "src", "--ref", tmp_path / "src", "--max-new-tokens", 2)
+    done = commands.run("evaluate", models["own"], *data, "--beam-size", 1, "--seed", 3)
+    assert (done.code, done.err.count("has no effect")) == (0, 1), done.err
+    assert "note: --seed has no effect: nothing is sampled" in done.err
+
+
+def test_evaluate_counts_texts_that_are_truncated_for_perplexity(commands, models, tmp_path):
+    """Only those of the translations were told."""
+    (tmp_path / "src").write_text("the cat\na dog\n")
+    (tmp_path / "ref").write_text(f"the cat\n{TOO_LONG}\n")
+    data = ("--src", tmp_path / "src", "--ref", tmp_path / "ref", "--max-new-tokens", 2)
+    done = commands.run("evaluate", models["two"], *data, "--truncate")
+    assert done.code == 0, done.err
+    assert "note: sources and references truncated for perplexity: 1\n" in done.err
 
 
 # --- bad input ------------------------------------------------------------------------------
@@ -760,6 +787,15 @@ def test_json_lines_have_no_line_breaks_of_any_kind():
     assert json.loads(json_line(text=text)) == {"text": text}
 
 
+def test_json_has_null_for_what_is_no_number():
+    """NaN and Infinity are no JSON."""
+    from heedful.cli.lines import json_line
+
+    content = {"score": math.nan, "outputs": [{"log_prob": -math.inf}, (1.5, math.inf)]}
+    expected = {"score": None, "outputs": [{"log_prob": None}, [1.5, None]]}
+    assert json.loads(json_line(**content)) == expected
+
+
 BAD = [
     ("generate mlm a", b"", "generate needs a language model, but this model is a masked"),
     ("generate classes a", b"", "classifier"),
@@ -786,6 +822,7 @@ BAD = [
     ("score lm --src lm", b"", "give --src and --tgt"),
     ("score lm a --truncate", b"", "--truncate: without effect for language models"),
     ("score lm a --strict", b"", "--strict: without effect for language models"),
+    ("inspect lm --src-lang en", b"", "--src-lang is for a text; give --text too"),
     ("evaluate lm", b"", "give --src and --ref for a translator, --input"),
     ("evaluate lm --input missing.tsv", b"", "--input missing.tsv: No such file"),
     ("evaluate two --input two", b"", "give --src FILE and --ref FILE"),

@@ -99,6 +99,8 @@ def test_case_insensitive_scores_equal_sacrebleu() -> None:
         assert scores[name].signature == str(metric.get_signature())
     assert scores["exact_match"].signature == "case:lc|space:normalized"
     assert corpus_scores(small, HYPOTHESES, metrics=names, lowercase=True)["exact_match"].value == 1
+    upper = [line.upper() for line in small]
+    assert sentence_chrf(small, upper, lowercase=True) == pytest.approx([100] * len(small))
 
 
 def test_details_by_hand() -> None:

@@ -68,7 +68,9 @@ def distill(
                 )
             settings = {"data": teacher_recipe.data.model_dump(exclude_unset=True), **settings}
     else:
-        name = f"{recipe_path(recipe).stem}{DISTILLED}"
+        file = recipe_path(recipe)
+        of_run = file.name == "recipe.yaml"
+        name = f"{file.resolve().parent.name if of_run else file.stem}{DISTILLED}"
     loaded = load_recipe(recipe, settings)
     distillation = loaded.distillation
     targets = {

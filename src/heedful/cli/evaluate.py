@@ -17,6 +17,7 @@ from heedful.cli.lines import (
     read_parallel,
     read_whole,
     report_counts,
+    settle,
 )
 from heedful.cli.shared import make_console, note, print_json
 from heedful.errors import UserError
@@ -226,32 +227,29 @@ def _evaluate_pairs(
             typer.echo(f"scores are without {name}: {problems[name]}", err=True)
     for name in names:
         usable_metric(name, language)  # refuses one that cannot be computed before the work
+    settled = settle(translator, options)
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
     report_counts(translator, "lines", len(sources))
     left_out = translator.num_left_out
     translator.num_left_out = translator.num_truncated = 0
+    lowercase = translator.tgt_tokenizer.lowercases
     scores = corpus_scores(
-        outputs,
-        references,
-        tgt_language=language,
-        metrics=names,
-        lowercase=translator.tgt_tokenizer.lowercases,
+        outputs, references, tgt_language=language, metrics=names, lowercase=lowercase
     )
+    shared = ("too_long", "batch_tokens", "src_language", "tgt_language")
     forced = translator.teacher_forced(
-        sources,
-        references,
-        too_long=options["too_long"],
-        src_language=options.get("src_language"),
-        tgt_language=options.get("tgt_language"),
+        sources, references, **{name: options[name] for name in shared if name in options}
     )
     if translator.num_left_out:
         note(f"pairs without perplexity, a side is too long: {translator.num_left_out:,}")
+    if translator.num_truncated:
+        note(f"sources and references truncated for perplexity: {translator.num_truncated:,}")
     counts = {"num_left_out": left_out, "num_pairs_left_out": translator.num_left_out}
     counts = {name: count for name, count in counts.items() if count}
-    used = translator.options(**options)
-    search = {"beam_size": used.beam_size, "length_penalty": used.length_penalty}
-    columns = zip(sources, outputs, references, sentence_chrf(outputs, references), strict=True)
+    search = {"beam_size": settled.beam_size, "length_penalty": settled.length_penalty}
+    ranks = sentence_chrf(outputs, references, lowercase=lowercase)
+    columns = zip(sources, outputs, references, ranks, strict=True)
     entries: Entries = [
         {"line": number, "source": source, "output": output, "reference": reference, "chrf": chrf}
         for number, (source, output, reference, chrf) in enumerate(columns, 1)
@@ -267,8 +265,16 @@ def _evaluate_text(
     score = model.score([content], batch_tokens=batch_tokens)[0]
     if not score.num_tokens:
         raise UserError(f"{path} is too short: it has a single token, and nothing to predict")
+    tokenizer = model.tokenizer
+    num_unknown = tokenizer.encode(content).count(tokenizer.unk_id)
+    if num_unknown:
+        note(
+            f"unknown tokens, which perplexity and bits count like known ones: {num_unknown:,} of "
+            f"{score.num_tokens:,}"
+        )
     return {
         "num_tokens": score.num_tokens,
+        **({"num_unknown": num_unknown} if num_unknown else {}),
         "perplexity": score.perplexity,
         "bits_per_character": score.bits_per_character(content),
         "bits_per_byte": score.bits_per_byte(content),

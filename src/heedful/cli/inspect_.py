@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from heedful.cli.flags import Device, leave_out
+from heedful.cli.flags import Device, flag_of, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.shared import note
 from heedful.errors import UserError
@@ -135,10 +135,9 @@ def inspect_(
         raise UserError(f"{out} exists; give another --out, or --overwrite to replace it")
     check_writable(out)
     if text is None:
-        for name in (*vars(page), *options):
-            if vars(page).get(name) is not None or name in options:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} is for a text; give --text too, or leave it out")
+        flags = [f"--{name.replace('_', '-')}" for name, v in vars(page).items() if v is not None]
+        if flags := [*flags, *map(flag_of, options)]:
+            raise UserError(f"{flags[0]} is for a text; give --text too, or leave it out")
         _write_run(model, out, device)
     else:
         _write_text(model, text, page, options, out, device)

@@ -1,6 +1,5 @@
 """Lines in and out for commands that map texts."""
 
-import json
 import os
 import re
 import select
@@ -17,7 +16,7 @@ import typer
 from heedful import pipelines
 from heedful.cli.flags import Output, Truncate, flag_of
 from heedful.cli.help import IN_OUT
-from heedful.cli.shared import note
+from heedful.cli.shared import note, to_json
 from heedful.errors import UserError
 from heedful.options import SAMPLING_OPTIONS, Options, TooLong
 from heedful.progress import Advance, ProgressBars, track, use_display
@@ -104,6 +103,18 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except (OSError, ValueError):  # too long for a name, or with a null
         return False
+
+
+def settle(model: "pipelines.Generator", options: dict[str, Any]) -> Options:
+    """The options of the command line with the model's defaults; notes those without effect.
+
+    A glossary is read once: `options` then has its terms.
+    """
+    settled = model.options(**options)
+    if settled.glossary is not None:
+        options["glossary"] = settled.glossary
+    note_unused(options, settled, model)
+    return settled
 
 
 def note_unused(
@@ -206,9 +217,8 @@ def read_whole(path: Path | None) -> str:
 
 
 def json_line(**content: Any) -> str:
-    """A line of JSON, with escapes for line breaks, but not for letters that are not ASCII."""
-    text = json.dumps(content, ensure_ascii=False)
-    return _RARE_BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    """A line of JSON, as `to_json`, with escapes for line breaks."""
+    return _RARE_BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", to_json(content))
 
 
 def show(text: str, end: str = "\n") -> None:

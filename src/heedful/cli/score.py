@@ -80,7 +80,7 @@ def score(
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
             if json:
-                write(json_line(**{name: _finite(value) for name, value in row.items()}))
+                write(json_line(**row))
             else:
                 write("\t".join(f"{value:.6f}" for value in columns if value is not None))
 
@@ -147,11 +147,6 @@ def _score_pairs(
             value = score.log_prob / (score.num_tokens if per_token else 1)
         yield {"src": source, "tgt": target, "log_prob": value, "num_tokens": score.num_tokens}
     report_counts(translator, "pairs", len(sources))
-
-
-def _finite(value: Any) -> Any:
-    """None, which is null in JSON, for NaN and infinities."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _figures(line: str, score: "pipelines.TextScore", per_token: bool) -> dict[str, float]:

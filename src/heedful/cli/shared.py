@@ -1,6 +1,7 @@
 """Shared by commands: the console, and the start of a run."""
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,8 +26,25 @@ def make_console(*, quiet: bool = False) -> "Console":
 
 
 def print_json(content: Any) -> None:
-    """Print indented JSON, without escapes for letters that are not ASCII."""
-    typer.echo(json.dumps(content, ensure_ascii=False, indent=2))
+    """Print indented JSON, as `to_json`."""
+    typer.echo(to_json(content, indent=2))
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """JSON without escapes for letters that are not ASCII; null for NaN and infinities."""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=indent)
+    except ValueError:
+        return json.dumps(_finite(content), ensure_ascii=False, indent=indent)
+
+
+def _finite(content: Any) -> Any:
+    """The content with None in place of NaN and infinities."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(item) for item in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def note(text: str) -> None:

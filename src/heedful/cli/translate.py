@@ -19,8 +19,8 @@ from heedful.cli.lines import (
     InputOutput,
     json_line,
     line_writer,
-    note_unused,
     report_counts,
+    settle,
 )
 from heedful.cli.long_lines import LongLines
 from heedful.cli.review import ReviewTable
@@ -96,10 +96,7 @@ def translate(
     chunks = iter([]) if of_document else in_out.chunks(_INVITATION)
     translator = _open([model, *(ensemble or [])], weight, in_out, run_time)
     options |= {"too_long": in_out.too_long, "batch_tokens": run_time.batch_tokens}
-    settled = translator.options(**options)
-    if settled.glossary is not None:
-        options["glossary"] = settled.glossary  # which was read
-    note_unused(options, settled, translator)
+    settled = settle(translator, options)
     if of_document:
         refused = {"--scores": scores, "--json": json, "--alignments": aligned.alignments}
         translate_documents(translator, in_out, documents, options, refused=refused, review=table)

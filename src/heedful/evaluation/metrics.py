@@ -154,12 +154,18 @@ def exact_match(hypotheses: list[str], references: list[str], **_: object) -> Sc
     return Score("exact match", num_equal / len(references), signature, details)
 
 
-def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """chrF2 of each line, 0 to 100, to rank lines by; systems are compared by corpus scores."""
+def sentence_chrf(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> list[float]:
+    """chrF2 of each line, 0 to 100, to rank lines by; systems are compared by corpus scores.
+
+    Args:
+        lowercase: as in `corpus_scores`.
+    """
     extras.require("eval", "chrF")
     from sacrebleu.metrics.chrf import CHRF
 
-    metric = CHRF()
+    metric = CHRF(lowercase=lowercase)
     pairs = zip(hypotheses, references, strict=True)
     return [metric.sentence_score(output, [reference]).score for output, reference in pairs]
 
