@@ -639,6 +639,37 @@ def test_evaluate_notes_options_without_effect(commands, models, tmp_path):
     assert "note: --seed has no effect: nothing is sampled" in done.err
 
 
+def test_evaluate_refuses_a_table_as_running_text(commands, models, tmp_path):
+    """The perplexity was that of braces, quotes and keys too."""
+    row = '{"text": "the cat"}\n'
+    for name, content in {"t.jsonl": row, "t.csv": "the cat,a dog\n", "t.json": row}.items():
+        (tmp_path / name).write_text(content)
+        ended = commands.run("evaluate", models["lm"], "--input", tmp_path / name)
+        assert_refused(ended, f"{name} is not running text, by its name", "save its texts as .txt")
+
+
+@pytest.mark.parametrize(
+    ("reference", "language", "is_noted"),
+    [
+        ("今天天气很好。", (), True),
+        ("今天天气很好。", ("--language", "zh"), False),
+        ("USB 线 is in", (), False),
+    ],
+)
+def test_evaluate_asks_for_the_language_of_texts_without_spaces(
+    commands, models, tmp_path, reference, language, is_noted
+):
+    """Without it BLEU takes a sentence for a word, and is about 0."""
+    (tmp_path / "src").write_text("the cat\n")
+    (tmp_path / "ref").write_text(f"{reference}\n")
+    data = ("--src", tmp_path / "src", "--ref", tmp_path / "ref", "--max-new-tokens", 2)
+    done = commands.run("evaluate", models["own"], *data, *language)
+    assert done.code == 0, done.err
+    assert ("give --language zh or ja" in done.err) == is_noted
+    chrf = commands.run("evaluate", models["own"], *data, "--metrics", "chrf")
+    assert "give --language" not in chrf.err
+
+
 def test_evaluate_counts_texts_that_are_truncated_for_perplexity(commands, models, tmp_path):
     """Only those of the translations were told."""
     (tmp_path / "src").write_text("the cat\na dog\n")

@@ -1,6 +1,7 @@
 """`heedful evaluate`: scores of a model on held-out data."""
 
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Entries = list[dict[str, Any]]
 EvaluationOutput = tuple[list[str] | None, dict[str, Any], Entries, Entries]
 _MOST_COLUMNS = 12  # of a confusion matrix that is printed
+_HAN_OR_KANA = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def _evaluate_file(model: Path, data: HeldOut, run_time: RunTime) -> EvaluationO
     if isinstance(opened, pipelines.LanguageModel):
         fields = {f"--{name}-field": value for name, value in data.fields.items()}
         _refuse("language models", fields | {"--output": data.output})
-        return None, _evaluate_text(opened, read_whole(path), path, run_time.batch_tokens), [], []
+        return None, _evaluate_text(opened, path, run_time.batch_tokens), [], []
     if isinstance(opened, pipelines.Classifier):
         return _evaluate_labels(opened, path, data.fields, run_time.batch_tokens)
     if isinstance(opened, pipelines.Translator):
@@ -210,23 +212,15 @@ def _evaluate_pairs(
     language: str | None,
 ) -> EvaluationOutput:
     from heedful import extras
-    from heedful.evaluation.metrics import (
-        DEFAULT_METRICS,
-        corpus_scores,
-        metric_problem,
-        sentence_chrf,
-        usable_metric,
-    )
+    from heedful.evaluation.metrics import corpus_scores, sentence_chrf
 
     extras.require("eval", "the evaluation of translations")
-    names = DEFAULT_METRICS if metrics is None else tuple(metrics.split(","))
-    if metrics is None:
-        problems = {name: metric_problem(name, language) for name in names}
-        names = tuple(name for name, problem in problems.items() if problem is None)
-        for name in [*problems.keys() - {*names}]:
-            typer.echo(f"scores are without {name}: {problems[name]}", err=True)
-    for name in names:
-        usable_metric(name, language)  # refuses one that cannot be computed before the work
+    names = _usable_metrics(metrics, language)
+    if language is None and {*names} & {"bleu", "ter"} and _is_unspaced(references):
+        note(
+            "no target language is known, so BLEU and TER take each line of Chinese or Japanese "
+            "for a few long words; give --language zh or ja"
+        )
     settled = settle(translator, options)
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
@@ -258,10 +252,41 @@ def _evaluate_pairs(
     return outputs, {**search, **scores.to_dict(), **forced, **counts}, ranked, entries
 
 
+def _usable_metrics(metrics: str | None, language: str | None) -> tuple[str, ...]:
+    """The given metrics, or the default ones without those that cannot be computed here, which are
+    named; raises UserError for a given one."""
+    from heedful.evaluation.metrics import DEFAULT_METRICS, metric_problem, usable_metric
+
+    if metrics is not None:
+        names = tuple(metrics.split(","))
+        for name in names:
+            usable_metric(name, language)
+        return names
+    problems = {name: metric_problem(name, language) for name in DEFAULT_METRICS}
+    for name, problem in problems.items():
+        if problem is not None:
+            typer.echo(f"scores are without {name}: {problem}", err=True)
+    return tuple(name for name, problem in problems.items() if problem is None)
+
+
+def _is_unspaced(texts: Sequence[str]) -> bool:
+    """True for texts that are mostly Chinese characters and kana."""
+    text = "".join(texts)
+    return 2 * len(_HAN_OR_KANA.findall(text)) > sum(map(str.isalpha, text))
+
+
 def _evaluate_text(
-    model: "pipelines.LanguageModel", content: str, path: Path, batch_tokens: int | None
+    model: "pipelines.LanguageModel", path: Path, batch_tokens: int | None
 ) -> dict[str, Any]:
     """Perplexity and bits of a text; each token has at least half the net's length as context."""
+    from heedful.data.row_files import format_of
+
+    if path.is_file() and format_of(path) not in ("text", "tsv"):
+        raise UserError(
+            f"{path} is not running text, by its name: its keys and marks would be scored too; "
+            "save its texts as .txt"
+        )
+    content = read_whole(path)
     score = model.score([content], batch_tokens=batch_tokens)[0]
     if not score.num_tokens:
         raise UserError(f"{path} is too short: it has a single token, and nothing to predict")

@@ -41,7 +41,7 @@ class Comparison:
         return {name: [scores.get(name) for scores in by_run] for name in metrics}
 
     def scored(self) -> list[str]:
-        """The text that the scores of each run are of: not the same for a run that has not ended."""
+        """The text that the scores of each run are of; not the same for one that has not ended."""
         return [_scored(run) for run in self.runs.values()]
 
     def tables(self) -> dict[str, dict[str, list[str]]]:
