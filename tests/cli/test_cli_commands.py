@@ -639,13 +639,17 @@ def test_evaluate_notes_options_without_effect(commands, models, tmp_path):
     assert "note: --seed has no effect: nothing is sampled" in done.err
 
 
-def test_evaluate_refuses_a_table_as_running_text(commands, models, tmp_path):
-    """The perplexity was that of braces, quotes and keys too."""
+@pytest.mark.parametrize(
+    "command", ["evaluate lm", "score lm", "generate lm", "embed mlm", "classify classes"]
+)
+def test_a_table_is_no_text(commands, models, tmp_path, command):
+    """Scores, vectors and labels were of braces, quotes and keys."""
+    name, model = command.split()
     row = '{"text": "the cat"}\n'
-    for name, content in {"t.jsonl": row, "t.csv": "the cat,a dog\n", "t.json": row}.items():
-        (tmp_path / name).write_text(content)
-        ended = commands.run("evaluate", models["lm"], "--input", tmp_path / name)
-        assert_refused(ended, f"{name} is not running text, by its name", "save its texts as .txt")
+    for file, content in {"t.jsonl": row, "t.csv": "the cat,a dog\n", "t.json": row}.items():
+        (tmp_path / file).write_text(content)
+        ended = commands.run(name, models[model], "--input", tmp_path / file)
+        assert_refused(ended, f"{file} is not plain text, by its name", "save its texts as .txt")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_a_text_is_encoded_and_decoded(commands: Commands, tokenizer: Path) -> N
         ("tokenizer encode missing a", "missing"),
         ("tokenizer train missing -o out", "missing"),
         ("tokenizer train text -o out --kind bpee", "is not one of"),
+        ("tokenizer train rows.jsonl -o out", "rows.jsonl is not plain text, by its name"),
         ("tokenizer train text -o out --vocab-size 5000", "more than the text allows"),
     ],
 )
@@ -87,6 +88,7 @@ def test_a_text_is_encoded_and_decoded(commands: Commands, tokenizer: Path) -> N
 def test_bad_input_of_a_tokenizer_is_one_line(
     commands: Commands, tmp_path: Path, line: str, part: str
 ) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "the cat"}\n')
     assert_refused(commands.run(*line.split(), cwd=tmp_path), part)
     assert not (tmp_path / "out").exists()
 

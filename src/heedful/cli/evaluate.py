@@ -13,6 +13,7 @@ from heedful import pipelines
 from heedful.cli.flags import Json, ModelFolder, RunTime, Truncate, flag_of, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import (
+    check_plain,
     note_breaks,
     progress_bar,
     read_parallel,
@@ -279,13 +280,7 @@ def _evaluate_text(
     model: "pipelines.LanguageModel", path: Path, batch_tokens: int | None
 ) -> dict[str, Any]:
     """Perplexity and bits of a text; each token has at least half the net's length as context."""
-    from heedful.data.row_files import format_of
-
-    if path.is_file() and format_of(path) not in ("text", "tsv"):
-        raise UserError(
-            f"{path} is not running text, by its name: its keys and marks would be scored too; "
-            "save its texts as .txt"
-        )
+    check_plain(path)
     content = read_whole(path)
     score = model.score([content], batch_tokens=batch_tokens)[0]
     if not score.num_tokens:

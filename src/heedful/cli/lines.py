@@ -176,14 +176,29 @@ def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
 def input_chunks(path: Path | None) -> Iterator[list[str]]:
     """Lists of the lines that can be read without waiting: a typed line comes alone.
 
-    Raises UserError: a missing file or a directory, at the call; invalid UTF-8, with its line
-    number.
+    Raises UserError: a missing file, a directory or a table, at the call; invalid UTF-8, with its
+    line number.
     """
     if path is None:
         return _check_line_lengths(_chunks_so_far(sys.stdin.fileno()))
+    check_plain(path)
     chunks = _check_line_lengths(_file_chunks(path))
     first = next(chunks, [])
     return chain([first], chunks)
+
+
+def check_plain(path: Path) -> None:
+    """Raise UserError for a file that is not plain text by its name: a table, JSON or the like.
+
+    A .tsv file is accepted: its lines may be pairs of texts.
+    """
+    from heedful.data.row_files import format_of
+
+    if path.is_file() and format_of(path) not in ("text", "tsv"):
+        raise UserError(
+            f"{path} is not plain text, by its name: its keys and marks would be read as text; "
+            "save its texts as .txt, or rename it so if it is text"
+        )
 
 
 def _check_line_lengths(chunks: Iterator[list[str]]) -> Iterator[list[str]]:

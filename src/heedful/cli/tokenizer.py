@@ -9,7 +9,7 @@ import typer
 from heedful.cli.flags import Json, leave_out
 from heedful.cli.guard import add_command
 from heedful.cli.help import IN_OUT, new_group
-from heedful.cli.lines import InputOutput, json_line, line_writer
+from heedful.cli.lines import InputOutput, check_plain, json_line, line_writer
 from heedful.cli.shared import print_json
 from heedful.errors import UserError
 
@@ -81,6 +81,8 @@ def train(
     from heedful.data.text_files import read_lines
     from heedful.data.tokenizer import train_tokenizer
 
+    for file in files:
+        check_plain(file)
     default_size = None if kind == "byte" else _DEFAULT_SIZE
     tokenizer = train_tokenizer(
         [line for file in files for line in read_lines(file)],
