@@ -3,8 +3,10 @@
 import json
 import random
 import sys
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,30 @@ def test_the_adapter_for_servers_has_the_same_results(
         theirs = lm_eval.simple_evaluate(adapter, tasks=write_tasks(tmp_path), **arguments)
     ours = lm_eval.simple_evaluate(HeedfulLM(model), tasks=write_tasks(tmp_path), **arguments)
     assert_equal(ours, theirs)
+
+
+def test_requests_decide_between_sampling_and_greedy_decoding(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An imported model whose default is to sample did so for greedy requests too, and limits of
+    sampling had no effect."""
+    from heedful.harness import HeedfulLM
+
+    model = model_of("none")
+
+    def outputs(**settings: Any) -> list[str]:
+        settings = {"until": [], "max_gen_toks": 12, **settings}
+        requests = [SimpleNamespace(args=(word, settings)) for word in WORDS]
+        return HeedfulLM(model).generate_until(requests)
+
+    greedy = outputs()
+    model.metadata = replace(model.metadata, options={"temperature": 4.0})
+    assert outputs() == outputs(do_sample=False) == outputs(temperature=0.0) == greedy
+    assert outputs(do_sample=True, temperature=4.0, top_k=1) == greedy
+    assert outputs(do_sample=True, temperature=4.0, top_k=0) != greedy
+    assert "ignored" not in caplog.text
+    outputs(num_beams=3)
+    assert "ignored in generation_kwargs: num_beams" in caplog.text
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

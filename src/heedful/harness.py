@@ -7,7 +7,7 @@ with the arguments of `lm_eval`.
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # noq
 Window = tuple[Any, list[int], list[int]]  # texts or None, ids of the context, of the continuation
 _log = logging.getLogger("heedful.harness")
 _NEW_TOKENS = 256  # the harness's default
+_READ = {"do_sample", "temperature", "until", "max_gen_toks"}
+_SAMPLING = ("top_k", "top_p", "min_p", "typical_p")
 
 
 @register_model("heedful")
@@ -134,18 +136,27 @@ class HeedfulLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         outputs = []
         with track("harness", len(requests)) as advance:
             for (context, settings), batch in _by_arguments(requests):
-                options = normalize_gen_kwargs(dict(settings), _NEW_TOKENS)
-                new = min(options["max_gen_toks"], self.model.config.max_length - 1)
+                given = normalize_gen_kwargs(dict(settings), _NEW_TOKENS)
+                new = min(given["max_gen_toks"], self.model.config.max_length - 1)
                 room = self.model.config.max_length - new
-                until = [text for text in options["until"] if text]
-                samples = {"temperature": options["temperature"]} if options["do_sample"] else {}
+                until = [text for text in given["until"] if text]
                 rows = [self.tok_encode(context)[-room:] for context in batch]
                 generations = self.model.generate(
-                    rows, return_details=True, max_new_tokens=new, stop=until, **samples
+                    rows, return_details=True, max_new_tokens=new, stop=until, **_sampling(given)
                 )
                 outputs += [candidates[0].text for candidates in generations]
                 advance(len(batch))
         return outputs
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of sampling among the arguments of a request; warns of those that are ignored."""
+    if others := sorted(given.keys() - _READ - {*_SAMPLING}):
+        _log.warning("ignored in generation_kwargs: %s", ", ".join(others))
+    if not given["do_sample"]:
+        return {"temperature": 0}  # greedy, also where the model's own default is to sample
+    limits = {name: given[name] for name in _SAMPLING if given.get(name)}  # 0 is none
+    return {"temperature": given["temperature"], **limits}
 
 
 def _by_arguments(requests: Any) -> Any:
