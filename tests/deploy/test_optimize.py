@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import heedful
-from backend_models import saved
+from backend_models import model_of, saved
 from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
@@ -147,6 +147,15 @@ def test_only_requested_candidates_are_measured(folder, files) -> None:
     assert told[-1] == ("measuring", 6, 6)
     assert record_of(folder)["backends"] == {}
     assert model.backend is None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vaswani2017"])
+def test_a_model_that_samples_by_default_is_compared_greedily(name: str) -> None:
+    """Each backend had other samples, so that the net differed from itself."""
+    model = model_of(name)
+    options = {"beam_size": 1, "temperature": 4.0, "top_k": 9}  # as imported
+    model.metadata = replace(model.metadata, options=options)
+    assert prove.Prover(model, TEXTS).prove(model.eager).same == 1
 
 
 def test_where_a_backend_has_no_output_the_net_runs(folder, monkeypatch) -> None:

@@ -175,7 +175,8 @@ class Prover:
         model = self.model
         if isinstance(model, Generator):
             rows = self._prompts(self._rows)
-            request = model.request(rows, beam_size=1, **self._limit)
+            # Also of a model whose default is to sample.
+            request = model.request(rows, beam_size=1, temperature=0, **self._limit)
             results = self._in_batches(
                 rows, lambda batch: backend.outputs(_select(rows, batch), request.select(batch))
             )
