@@ -116,16 +116,16 @@ def export_as(config: Config, net: nn.Module) -> tuple[str, Any, nn.Module]:
 
 def hf_names(config: Config) -> Names:
     """Hugging Face tensor names; raises UserError for a Config that GPT-Neo does not support."""
+    if config.head_dim not in (None, config.d_model / config.num_heads):
+        raise UserError(
+            f"head_dim is {config.head_dim}, but the Hugging Face formats of gpt2 and gpt_neo "
+            f"support d_model / num_heads ({config.d_model / config.num_heads:g}) only"
+        )
     if config.scale_scores or config.qkv_bias:
         raise UserError(
             "layers with a window are exported as GPT-Neo, which has no scaled scores and no bias "
             "of queries, keys and values: train with scale_scores: false and qkv_bias: false (or "
             "with scale_scores: true, qkv_bias: true and window: null, which is GPT-2)"
-        )
-    if config.head_dim not in (None, config.d_model / config.num_heads):
-        raise UserError(
-            f"head_dim is {config.head_dim}, but the Hugging Face format of gpt_neo supports "
-            f"d_model / num_heads ({config.d_model / config.num_heads:g}) only"
         )
     layer = gpt.HF_LAYER | {
         "self_attention.sublayer.qkv": "attn.attention.{q,k,v}_proj",
