@@ -11,13 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+import heedful
 from backend_models import model_of
 from heedful import insight
 from heedful.cli.inspect_ import PageFlags, inspect_
 from heedful.errors import UserError
+from heedful.insight.attribution import explain
 from heedful.insight.notes import Note, page_texts
 from heedful.insight.page import write_page
-from heedful.insight.page_data import PageOptions, _aligned_in, _bytes_of, views_of_text
+from heedful.insight.page_data import (
+    MAX_INTERVALS,
+    PageOptions,
+    _aligned_in,
+    _bytes_of,
+    views_of_text,
+)
+from heedful.insight.reading import read
 
 PAGE = ("target", "patch_from", "layers", "heads", "tokens", "sentences", "projection")
 CHROMIUM = Path("/usr/bin/chromium")
@@ -29,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bert-classify": {"head": "classify"},
 }
 TEXTS = page_texts()
+ROUNDED: dict[str, Any] = {"rtol": 0, "atol": 5e-5 + 1e-6}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +68,12 @@ def run(folder: Path, out: Path, **options: Any) -> Any:
     return data_of(out)
 
 
+def assert_shown(part: dict[str, Any], exact: np.ndarray) -> None:
+    """The attention weights of a page, a byte each, are these."""
+    weights = np.frombuffer(base64.b64decode(part["weights"]), np.uint8)
+    np.testing.assert_allclose(weights.reshape(exact.shape) / 255, exact, atol=0.5 / 255 + 1e-6)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_page_has_the_values_of_the_library(
     folders: dict[str, Path], tmp_path: Path, name: str
@@ -69,16 +85,12 @@ def test_a_page_has_the_values_of_the_library(
     expected |= {"search"} if name in ("vaswani2017", "gpt2") else set()
     expected |= {"alignment"} if name == "vaswani2017" else set()
     assert set(views) == expected
-    import heedful
-
     model = heedful.load(folders[name])
     options = {"max_new_tokens": 4} if "search" in views else {}
     maps = insight.attention(model, "the cat sat", **options).maps
     assert [part["part"] for part in views["attention"]] == [*maps]
     for part in views["attention"]:
-        weights = np.frombuffer(base64.b64decode(part["weights"]), np.uint8)
-        exact = maps[part["part"]].weights
-        np.testing.assert_allclose(weights.reshape(exact.shape) / 255, exact, atol=0.5 / 255 + 1e-6)
+        assert_shown(part, maps[part["part"]].weights)
     stacks = [entry["stack"] for entry in views["patching"]]
     assert set(stacks) == {*insight.watching.stacks_of(model.net)}
     for entry in views["patching"]:
@@ -89,10 +101,56 @@ def test_a_page_has_the_values_of_the_library(
         )  # fmt: skip
         assert entry["output"] == exact.output.name
         assert entry["value"] == pytest.approx(exact.value, rel=1e-5)
-        np.testing.assert_allclose(entry["effects"], exact.effects, atol=5e-5 + 1e-6)
+        assert entry["other"] == pytest.approx(exact.other_value, rel=1e-5)
+        assert (entry["tokens"], entry["others"]) == ([*exact.tokens], [*exact.other_tokens])
+        np.testing.assert_allclose(entry["effects"], exact.effects, **ROUNDED)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_view_has_its_layers_tokens_and_sides_in_order(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    views, model = run(folders[name], tmp_path / "page.html")["views"], heedful.load(folders[name])
+    options = {"max_new_tokens": 4} if "search" in views else {}
+    lens, shown = insight.logit_lens(model, "the cat sat", **options), views["lens"]
+    assert (shown["layers"], shown["positions"]) == ([*lens.layers], [*lens.positions])
+    assert (shown["ranks"], shown["names"]) == (
+        lens.ranks.tolist(), [[[*cell] for cell in row] for row in lens.names]
+    )  # fmt: skip
+    np.testing.assert_allclose(shown["probabilities"], lens.probabilities, **ROUNDED)
+    np.testing.assert_allclose(shown["final"], lens.final_probabilities, **ROUNDED)
+    reading = read(model, "the cat sat", **options)
     for entry in views["attributions"]:
-        total = sum(sum(side["gradients"]) for side in entry["sides"])
-        assert abs(total - (entry["value"] - entry["baseline"])) < entry["error"] + 5e-3
+        output = entry["position"], entry["output"] if name == "bert-classify" else None
+        methods: dict[str, Any] = {"gradients": "integrated_gradients", "occlusion": "occlusion"}
+        for key, method in methods.items():
+            limits: Any = {"tolerance": 0.01, "max_intervals": MAX_INTERVALS}
+            exact = explain(reading, *output, method, **limits)
+            for side, (own, scores) in zip(entry["sides"], exact.scores.items(), strict=True):
+                assert (side["side"], side["tokens"]) == (own, [*exact.tokens[own]])
+                np.testing.assert_allclose(side[key], scores, **ROUNDED)
+        assert entry["value"] == pytest.approx(exact.value, rel=1e-5)
+    if name == "vaswani2017":
+        [best, *_] = model.generate("the cat sat", return_details=True, **options)
+        alignment = insight.alignments(model, "the cat sat", best.ids, unit="tokens")
+        shown = views["alignment"]
+        assert (shown["source"], shown["target"]) == ([*alignment.source], [*alignment.target])
+        np.testing.assert_allclose(shown["weights"], alignment.weights, **ROUNDED)
+        tree, shown = insight.search_tree(model, "the cat sat", **options), views["search"]
+        assert (shown["best"], shown["text"]) == ([*tree.best], tree.text)
+        assert [node["id"] for node in shown["nodes"]] == [node.id for node in tree.nodes]
+    if name == "gpt2":
+        trace, shown = insight.sampling_steps(model, "the cat sat", **options), views["search"]
+        assert [step["id"] for step in shown["steps"]] == [step.id for step in trace.steps]
+        for step, own in zip(shown["steps"], trace.steps, strict=True):
+            last, exact_last = step["distributions"][-1], own.distributions[-1]
+            assert last["ids"] == [*exact_last.ids]
+            np.testing.assert_allclose(last["probabilities"], exact_last.probabilities, **ROUNDED)
+    for entry in views["embeddings"]:
+        exact_map = insight.embedding_map(model, entry["kind"])
+        assert (entry["names"], entry["ids"]) == ([*exact_map.names], [*exact_map.ids])
+        assert entry["neighbors"] == exact_map.neighbors.tolist()
+        np.testing.assert_allclose(entry["points"], exact_map.points, **ROUNDED)
 
 
 def test_parts_are_chosen_and_left_out_with_a_note(
@@ -103,6 +161,8 @@ def test_parts_are_chosen_and_left_out_with_a_note(
     assert (part["layers"], part["heads"]) == ([1], [1])
     assert part["queries"] == part["keys"]
     assert len(part["queries"]) == 2
+    exact = insight.attention(heedful.load(folders["gpt2"]), "the cat sat")["decoder"].weights
+    assert_shown(part, exact[1:, 1:, 1:3, 1:3])
     assert content["notes"] == [["note_tokens", 1, 2, 3]]
     assert str(Note("note_tokens", (1, 2, 3))).startswith("tokens 1 to 2 of 3 are shown")
     lines = tmp_path / "lines"
@@ -420,7 +480,6 @@ def test_translate_writes_alignments(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line for each output, blank for a blank one, equal to those of the library."""
-    import heedful
     from heedful.cli.app import make_app
 
     (tmp_path / "lines").write_text("the cat sat\n\na dog ran\n")
