@@ -1,6 +1,7 @@
 """Inspection of models of all families against forward passes written here with einsum."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,17 +190,24 @@ def test_the_logit_lens_equals_an_einsum_forward(models: dict[str, Any], name: s
     for row, state in enumerate(own.states[stack]):
         norm = getattr(model.net, stack).final_norm
         logits = own_head(model.net, own_norm(norm, state)).detach()
-        assert lens.positions == lens.positions[: len(logits)]
         probabilities = logits.softmax(-1)
         expected = probabilities.topk(min(3, logits.size(1)), dim=-1)
         np.testing.assert_allclose(lens.probabilities[row], expected.values, **CLOSE)
         assert lens.ids[row].tolist() == expected.indices.tolist()
+        for cell, ids in zip(lens.names[row], expected.indices.tolist(), strict=True):
+            of_tokens = name != "bert-classify"
+            assert [*cell] == (
+                model.tokenizer.tokens(ids) if of_tokens else [model.labels[i] for i in ids]
+            )
+        share = probabilities.gather(1, final[:, None])[:, 0]
+        np.testing.assert_allclose(lens.final_probabilities[row], share, **CLOSE)
         order = (-logits).argsort(-1)
         ranks = [1 + order[i].tolist().index(final[i]) for i in range(len(logits))]
         assert lens.ranks[row].tolist() == ranks
     assert lens.ranks[-1].tolist() == [1] * len(final)
-    final_probabilities = own.logits.softmax(-1).amax(-1)
-    np.testing.assert_allclose(lens.final_probabilities[-1], final_probabilities, **CLOSE)
+    read = [*own_ids(name, model).values()][-1][: len(final)]
+    assert lens.positions == tuple(model.tokenizer.tokens(read))
+    assert lens.layers == ("embedding", "layer 0", "layer 1")
 
 
 def own_logit(model: Any, name: str, vectors: dict[str, Tensor], output: Any) -> float:
@@ -642,10 +650,24 @@ def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_results_are_drawn(models: dict[str, Any], name: str) -> None:
-    """Hostile tokens are no markup of matplotlib."""
+    """Hostile tokens are no markup of matplotlib, which would be an error when it is drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    def hostile(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(f"\n$\\q${token}" for token in names)
+
     model = models[name]
     lens = insight.logit_lens(model, TEXT, **inputs_of(name))
-    maps = insight.attention(model, TEXT, **inputs_of(name)).maps
-    figures = [lens.plot(), *(attention_map.plot(0, 1) for attention_map in maps.values())]
-    figures.append(insight.attributions(model, TEXT, **inputs_of(name), method="occlusion").plot())
-    assert all(figure.axes for figure in figures)
+    cells = tuple(tuple(hostile(cell) for cell in row) for row in lens.names)
+    lens = replace(lens, positions=hostile(lens.positions), names=cells)
+    occluded = insight.attributions(model, TEXT, **inputs_of(name), method="occlusion")
+    tokens = {side: hostile(row) for side, row in occluded.tokens.items()}
+    figures = [lens.plot(), replace(occluded, tokens=tokens).plot()]
+    for part in insight.attention(model, TEXT, **inputs_of(name)).maps.values():
+        part = replace(part, queries=hostile(part.queries), keys=hostile(part.keys))
+        figures.append(part.plot(0, 1))
+    for figure in figures:
+        FigureCanvasAgg(figure).draw()
+    texts = [text.get_text() for text in lens.plot().axes[0].texts]
+    assert len(texts) == len(lens.layers) * len(lens.positions)
+    assert not any("\n" in text for text in texts)

@@ -101,6 +101,11 @@ def test_embedding_maps(model: Any) -> None:
     )
     assert sentences.settings["seed"] == 4
     assert sentences.variance == ()
+    assert (sentences.names, sentences.labels) == (tuple(texts), ("c", "d", "d", "c"))
+    unit = np.asarray(model.vectors(texts), np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    cosines = unit @ unit.T - 9 * np.eye(len(unit))
+    np.testing.assert_allclose(sentences.similarities[:, 0], cosines.max(1), atol=1e-6)
     again = insight.embedding_map(model, "sentences", texts=texts, projection="tsne", seed=4)
     np.testing.assert_array_equal(sentences.points, again.points)
     few = insight.embedding_map(model, "positions", limit=5)

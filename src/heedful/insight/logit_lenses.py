@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.errors import UserError, describe
-from heedful.insight.plots import heat_map, new_figure
+from heedful.insight.plots import heat_map, new_figure, plain
 from heedful.insight.reading import Reading, Text, evaluating, read
 from heedful.insight.watching import Watch, stacks_of
 from heedful.parts.heads import ClassificationHead
@@ -57,7 +57,7 @@ class LogitLens:
             for column, cell in enumerate(names):
                 is_dark = self.probabilities[row, column, 0] > 0.6
                 axes.text(
-                    column, row, cell[0][:8].replace("$", r"\$"),
+                    column, row, plain(cell[0][:8]),
                     ha="center", va="center", fontsize=7, color="white" if is_dark else "black",
                 )  # fmt: skip
         return figure
