@@ -155,9 +155,10 @@ def test_a_character_that_the_charset_lacks() -> None:
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.po", tmp_path):
-        with pytest.raises(UserError):
-            open_document(path)
+    (tmp_path / "a.po").mkdir()
+    for name, problem in (("none.po", "No such file"), ("a.po", "Is a directory")):
+        with pytest.raises(UserError, match=f"cannot read .*{name}: {problem}"):
+            open_document(tmp_path / name)
 
 
 def test_a_damaged_part_of_a_zip() -> None:
@@ -170,8 +171,9 @@ def test_a_damaged_part_of_a_zip() -> None:
 
 
 def test_characters_that_xml_lacks_are_left_out() -> None:
-    content, _, _ = translated("a.xlf", XLIFF, lambda text: f"{text}\x00\x1b\ufffe")
-    read_document(content, "a.xlf", ("en", "de"))
+    content, _, _ = translated("a.xlf", XLIFF, lambda text: f"{text}\x00\x1b\ufffeé")
+    targets = [own.target for own in read_document(content, "a.xlf", ("en", "de")).segments]
+    assert targets[1:] == ["All boldé", "Drei", "Fouré"]
 
 
 def test_packed_files_are_no_documents() -> None:

@@ -1146,5 +1146,5 @@ def test_a_quality_is_a_note_beside_the_translation(text: str) -> None:
     assert written.count(b"needs review: odd") == 1
     again = read_document(written, name, ("en", "de"))
     again.segments[0].result = Result(again.segments[0].text, origin="model")
-    if text is PO:
+    if text is not XLIFF2:  # whose unit has another segment, which is kept
         assert b"quality" not in again.to_bytes()

@@ -107,7 +107,7 @@ def test_a_request_has_terms_of_its_own(
 
 def test_the_quality_is_that_of_the_worst_sentence(served: Any) -> None:
     model = served.models["de-en"]
-    texts = ["The cat sat. A dog ran!", "", "the dog"]
+    texts = ["The cat sat. A dog ran!", "A dog ran! The cat sat.", "", "the dog"]
     body = {"q": texts, "source": "de", "target": "en", "quality": True}
     status, answer = call(served, "/translate", body)
     assert (status, "scores" in answer) == (200, False)
@@ -115,7 +115,9 @@ def test_the_quality_is_that_of_the_worst_sentence(served: Any) -> None:
         ["The cat sat.", "A dog ran!", "the dog"], return_details=True, scores=True
     )
     values = [found.quality for [found] in outputs]
-    assert answer["quality"] == [pytest.approx(min(values[:2])), None, pytest.approx(values[2])]
+    assert values[0] != pytest.approx(values[1])
+    worst = pytest.approx(min(values[:2]))
+    assert answer["quality"] == [worst, worst, None, pytest.approx(values[2])]
 
 
 def test_the_pair_of_a_request_chooses_terms_of_tbx(
