@@ -59,6 +59,8 @@ def test_a_plan_without_data(gpt: Path) -> None:
     assert one["flops_per_token"] == pytest.approx(products + scores)
     flops = one["flops_per_token"] * 1024
     assert one["seconds_per_step"] == pytest.approx(flops / (0.4 * ACCELERATORS["h100"].flops))
+    faster = planned(gpt, "--gpu", "h100", "--utilization", "0.8")
+    assert faster["seconds_per_step"] == pytest.approx(one["seconds_per_step"] / 2)
     tokens = planned(gpt, "--gpu", "h100", "--tokens", "1024000")
     assert tokens["total_steps"] == 1000
     keys = ("--set", "training.activation_checkpointing=true", "--gpu", "h100")

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from commands import Commands, assert_refused, write_recipe
 from heedful.recipe_files import load_recipe
 from heedful.run import train
 from heedful.training.comparison import Comparison
+from heedful.training.events import Evaluated
 from heedful.training.run_report import RecordedRun, ReportFacts
 
 
@@ -73,6 +75,7 @@ def test_runs_are_compared(commands: Commands, runs: Path) -> None:
     assert actual["runs"] == ["slow", "fast"]
     assert actual["scores_of"] == ["test text"] * 2
     scores = [json.loads((path / "scores.json").read_text())["scores"] for path in names]
+    assert actual["scores"].keys() == scores[0].keys()
     for metric, values in actual["scores"].items():
         assert values == [one[metric]["score"] for one in scores]
 
@@ -83,6 +86,19 @@ def test_scores_of_different_texts_are_told_apart(runs: Path) -> None:
     unfinished = replace(ended, facts=ReportFacts())
     rows = Comparison({"one": ended, "other": unfinished}).tables()["Runs"]
     assert rows["scores of"] == ["test text", "held-out text, during training"]
+
+
+def test_scores_are_in_the_order_of_the_runs() -> None:
+    recipe = load_recipe("copy")
+    scores: list[dict[str, Any]] = [{"bleu": {"score": 31.5}, "loss": 2}, {"bleu": {"score": 42}}]
+    runs = [RecordedRun(Path("-"), recipe, [], ReportFacts(scores=one)) for one in scores]
+    best = Evaluated(4, 0, 1.0, 1.5, 4.5, 0.5, {"bleu": 7.0}, is_best=True)
+    later = replace(best, step=5, loss=1.6, scores={"bleu": 6.0}, is_best=False)
+    runs.append(RecordedRun(Path("-"), recipe, [best, later], ReportFacts()))
+    comparison = Comparison(dict(zip("abc", runs, strict=True)))
+    assert comparison.scores() == {"bleu": [31.5, 42, 7.0], "loss": [2, None, 1.5]}
+    shown = {"BLEU": ["31.50", "42.00", "7.00"], "loss": ["2.000", "", "1.500"]}
+    assert comparison.tables()["Scores"] == shown
 
 
 def test_settings_are_compared_key_by_key() -> None:
