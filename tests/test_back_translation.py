@@ -237,7 +237,7 @@ def test_wrong_back_translations_are_refused(
     corpora = {"a": {"src": "x", "tgt": "y"}}
     other = parse_recipe(recipe.model_dump(exclude_unset=True) | {"data": {"corpora": corpora}})
     cases: list[tuple[Recipe, Path, dict[str, Any], str]] = [
-        (other, tmp_path / "a", {}, "makes data.corpora itself"),
+        (other, tmp_path / "a", {}, "makes data.corpora itself; give the pairs as data.train"),
         (recipe.replace({"init_from": "m", "model": {}}), tmp_path / "a", {}, "of the forward dir"),
         (recipe, whole, {"tag": "<x>"}, r"was started with other settings \(tag\)"),
         (recipe, mono.parent, {}, "holds other files; give a new out=FOLDER"),

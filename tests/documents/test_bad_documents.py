@@ -103,6 +103,13 @@ CASES = {
         make_zip({"word/document.xml": b"<a/>", "b": bytes(1 << 24)}),
         "its part b unpacks to 16,777,216 bytes",
     ),
+    "part twice": (
+        "a.docx",
+        make_zip(dict.fromkeys(("word/document.xml", "word/documenu.xml"), b"<a/>")).replace(
+            b"documenu", b"document"
+        ),
+        "a.docx holds a part twice",
+    ),
     "broken part": ("a.docx", make_zip({"word/document.xml": b"<a>"}), "word/document.xml, line 1"),
     "other ending": ("a.exe", "x", "no ending of a document"),
 }

@@ -638,6 +638,15 @@ def test_bad_input_is_refused_in_one_line(models: dict[str, Any]) -> None:
         (lambda: insight.search_tree(models["bert-mlm"], TEXT), "has no search"),
         (lambda: insight.search_tree(gpt, TEXT, temperature=1.0), "a sample is no beam search"),
         (lambda: insight.sampling_steps(gpt, TEXT, beam_size=3), "is shown as a tree"),
+        (lambda: insight.sampling_steps(gpt, TEXT, draft="lookup"), "with draft is not shown"),
+        (
+            lambda: insight.search_tree(gpt, TEXT, beam_size=2, require=["a"]),
+            "with require is not shown; leave require out",
+        ),
+        (
+            lambda: insight.search_tree(gpt, TEXT, beam_size=4, num_groups=2),
+            "diverse beams are not shown; leave num_groups out",
+        ),
         (lambda: insight.embedding_map(gpt, "layers"), "kind must be"),
         (lambda: insight.embedding_map(gpt, side="src"), "side must be source, target"),
         (lambda: insight.embedding_map(gpt, "sentences"), "needs a list of texts"),

@@ -161,20 +161,23 @@ def test_wrong_files_are_refused(
 
 
 def test_broken_forms_are_refused(served: Any) -> None:
-    for content_type, body in (
-        ("multipart/form-data", b"x"),
-        ("multipart/form-data; boundary=a", b"x"),
-        ("multipart/form-data; boundary=a", b"--a\r\n\r\nx\r\n--a--\r\n"),
+    no_parts, broken = "no parts, or more than 100", "is broken, or a field is not UTF-8"
+    for content_type, body, reason in (
+        ("multipart/form-data", b"x", no_parts),
+        ("multipart/form-data; boundary=a", b"x", no_parts),
+        ("multipart/form-data; boundary=a", b"--a\r\n\r\nx\r\n--a--\r\n", broken),
         (
             "multipart/form-data; boundary=a",
             b'--a\r\nContent-Disposition: form-data; name="target"\r\n\r\n\xff\r\n--a--\r\n',
+            broken,
         ),
-        ("multipart/form-data; boundary=a", b"--a\r\n\r\n" * 500),
-        ("application/json", b'{"file": "%%%", "filename": "a.txt"}'),
+        ("multipart/form-data; boundary=a", b"--a\r\n\r\n" * 500, no_parts),
+        ("application/json", b'{"file": "%%%", "filename": "a.txt"}', "file: not Base64"),
     ):
         headers = {"Content-Type": content_type}
         sent = request.Request(f"{served.url}/translate_file", body, headers)
-        assert _answer(sent)[0] == 400
+        status, answer = _answer(sent)
+        assert (status, reason in answer["error"]) == (400, True), answer
 
 
 def test_a_second_file_is_refused_and_a_second_text_is_not_lost(served: Any) -> None:
