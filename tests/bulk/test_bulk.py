@@ -175,6 +175,63 @@ def test_pairs_masks_and_the_formats_of_output(world: Path, tmp_path: Path) -> N
     assert read[1] == {**dict.fromkeys(read[1]), **second}
 
 
+def known_values(row: Any) -> Any:
+    """A row without the values that are null, which JSON may leave out and a table has."""
+    if isinstance(row, dict):
+        return {name: known_values(value) for name, value in row.items() if value is not None}
+    return [known_values(value) for value in row] if isinstance(row, list) else row
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "options"),
+    [
+        ("own", "translate", {"beam_size": 2, "num_return": 2, "scores": True, "truncate": True}),
+        ("own", "translate", {"glossary": "terms.tsv"}),
+        ("lm", "generate", {"beam_size": 2, "num_return": 2, "truncate": True}),
+        ("lm", "score", {}),
+        ("mlm", "embed", {"pooling": "mean", "truncate": True, "prompt": "a dog "}),
+        ("classes", "classify", {}),
+        ("multi_label", "classify", {}),
+        ("regression", "classify", {}),
+    ],
+)
+def test_a_table_has_the_rows_of_json(
+    world: Path, tmp_path: Path, model: str, task: str, options: dict[str, Any]
+) -> None:
+    """With lists of outputs, reasons, classes and values; too long texts are cut."""
+    texts = ["the cat sat", "", "hello world", LONG]
+    (tmp_path / "lines.txt").write_text("".join(f"{text}\n" for text in texts))
+    (tmp_path / "terms.tsv").write_text(f"cat\t{WORDS[2]}\n")  # more tokens than the limit
+    options = {key: str(tmp_path / v) if key == "glossary" else v for key, v in options.items()}
+    if model in ("multi_label", "regression"):
+        shutil.copytree(world / "classes", tmp_path / "model")
+        config = json.loads((tmp_path / "model" / "config.json").read_text())
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"problem": model}))
+    job = job_of(world, tmp_path / "json", model, task, options=options)
+    job = replace(job, inputs=[tmp_path / "lines.txt"])
+    if (tmp_path / "model").exists():
+        job = replace(job, model=tmp_path / "model")
+    run(job)
+    run(replace(job, output=tmp_path / "table", format="parquet"))
+    rows = records(tmp_path / "json")
+    table = parquet.read_table(tmp_path / "table" / "part-000000.parquet").to_pylist()
+    assert known_values(table) == known_values(rows)
+    errors = [number for number, row in enumerate(rows) if "error" in row]
+    assert errors == ([1, 3] if "glossary" in options else [1])
+    if "glossary" in options:
+        opened = load(world / model, backend="eager")
+        best, *_ = opened.generate(texts[0], return_details=True, max_new_tokens=6, **options)
+        assert rows[0]["reasons"] == [*best.reasons] != []
+    elif options.get("num_return"):
+        assert {len(row["outputs"]) for row in rows if "error" not in row} == {2}
+    elif task == "classify":
+        expected = load(job.model, backend="eager").classify([texts[0], texts[2]])
+        assert [row["label"] for row in rows if "error" not in row][:2] == [
+            one.text for one in expected
+        ]
+        assert rows[2]["scores"] == pytest.approx(expected[1].scores, abs=1e-5)
+
+
 def test_line_n_of_the_text_format_belongs_to_row_n() -> None:
     task: Any = Translate(None, {})
     rows = [{"output": "a\n b\u2028c"}, {"error": "empty"}, {"output": ""}]
