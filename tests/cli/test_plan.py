@@ -1,6 +1,7 @@
 """`heedful plan`: plans of recipes with and without data, what fits, and wrong input."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from backend_models import model_of
 from commands import Commands, assert_refused, write_recipe
 from heedful.cli.app import make_app
-from heedful.cli.plan import rows
+from heedful.cli.plan import _si, rows
 from heedful.cost.devices import ACCELERATORS
 from heedful.cost.parallelism import bytes_sent, evenness, unit_sizes
 from heedful.cost.timing import ProductTimer, StepTimer
@@ -67,6 +69,40 @@ def test_a_plan_without_data(gpt: Path) -> None:
     checkpointed = planned(gpt, *keys)
     assert checkpointed["backward_per_token"] > one["backward_per_token"]
     assert checkpointed["memory_peak"] < one["memory_peak"]
+
+
+def test_the_lines_of_a_plan_have_its_figures(gpt: Path) -> None:
+    options = PlanOptions(gpu="h100", gpus=2, parallel="fsdp")
+    plan = make_plan(load_recipe(gpt), options, lambda line: None)
+    lines, count = rows(plan), plan.num_parameters
+    parts = ", ".join(f"{name} {size:,}" for name, size in count.items() if name != "total")
+    assert lines["model"] == f"gpt2, {count['total']:,} parameters ({parts})"
+    assert lines["device"] == "2 x h100, bf16, 989 TFLOP/s of products (data sheet)"
+    names = ("weights", "gradients", "optimizer state", "activations", "gathered")
+    found = re.findall(r"([a-z ]+?) [\d.]+ [kM]?B", lines["memory"].split(": ")[1])
+    assert [name.strip() for name in found] == [*names, "whole net"]
+    assert "at the peak, fits in 80.0 GB" in lines["memory"]
+    assert lines["sent"].endswith("by each rank in a step (fsdp)")
+    assert lines["steps"] == "10 steps, 1,024 tokens each, lengths: maximum lengths"
+    assert f"({plan.tokens_per_second:,.0f} tokens/s, " in lines["time"]
+    assert lines["ranks"].startswith("5,120 tokens each in 10 steps, at most 1.000 times")
+    assert "change" not in lines
+    numbers = {0: "0 ", 0.5: "0.5 ", 999.4: "999 ", 999.6: "1 k", 12_345: "12.3 k", 2e15: "2 P"}
+    assert {number: _si(number) for number in numbers} == numbers
+
+
+def test_frozen_weights_and_those_under_an_adapter_have_no_gradients(
+    gpt: Path, tmp_path: Path
+) -> None:
+    whole = planned(gpt, "--gpu", "h100")
+    frozen = planned(gpt, "--gpu", "h100", "--set", "training.freeze=[embedding]")
+    trained = whole["num_parameters"]["total"] - whole["num_parameters"]["embedding"]
+    assert frozen["memory"]["gradients"] == 4 * trained
+    model_of("gpt2").save(tmp_path / "model")
+    keys = (f"init_from={tmp_path / 'model'}", "model={}", "objective.context=16")
+    keys += ("tokenizer={}", "adapter.rank=2", "adapter.targets=[q, v]")
+    adapted = planned(gpt, "--gpu", "h100", *(word for key in keys for word in ("--set", key)))
+    assert adapted["memory"]["gradients"] == 4 * 2 * 2 * 2 * (16 + 16)  # layers, targets, rank
 
 
 def test_a_plan_with_data_has_their_lengths(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Scales by layer: against passes of single rows and `backward`, and over checkpoints."""
 
 import copy
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from heedful import insight
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
-from heedful.insight.run_views import views_of_run
+from heedful.insight.run_views import _chart, views_of_run
 from heedful.insight.scales import layer_of, weight_scales
 from heedful.parts.tokens import Tokens
 from heedful.run_scales import scales_of_run
+from heedful.training.events import Evaluated, StepDone
+from heedful.training.listeners import read_log
 
 ROWS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
 NET2 = {"num_encoder_layers": 1, "num_decoder_layers": 1,
@@ -102,6 +106,17 @@ def test_scales_of_weights_by_layer() -> None:
     )
 
 
+def test_long_curves_are_thinned_to_both_ends() -> None:
+    for count in (1, 400, 401, 402, 1_234):
+        points = [(step, float(step)) for step in range(count)] + [(count, math.nan)]
+        [series] = _chart("loss", train=points)["series"]
+        found = [step for step, _ in series["points"]]
+        assert (found[0], found[-1]) == (0, count - 1)
+        assert len(found) == count if count <= 400 else 150 < len(found) <= 401
+        assert len({b - a for a, b in pairwise(found[:-1])}) <= 1, "evenly"
+    assert _chart("loss", train=[], valid=[(1, math.inf)]) == {"name": "loss", "series": []}
+
+
 @pytest.mark.parametrize("task", RUNS)
 def test_scales_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     keys, rows = RUNS[task]
@@ -125,6 +140,18 @@ def test_scales_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: 
     views, notes = views_of_run(folder, scales)
     charts = {chart["name"]: chart for chart in views["training"]}
     assert {"loss", "scale_gradients", "scale_weights", "scale_states"} <= charts.keys()
+    events = read_log(folder / "log.jsonl")
+    steps = [event for event in events if isinstance(event, StepDone)]
+    evaluations = [event for event in events if isinstance(event, Evaluated)]
+    for chart, series, expected in (
+        ("loss", "train", [(e.step, e.nll) for e in steps]),
+        ("loss", "valid", [(e.step, e.loss) for e in evaluations]),
+        ("rate", "rate", [(e.step, e.learning_rate) for e in steps]),
+        ("gradient", "gradient", [(e.step, e.grad_norm) for e in steps]),
+    ):
+        [found] = [own for own in charts[chart]["series"] if own["name"] == series]
+        assert len(expected) > 2
+        np.testing.assert_allclose(found["points"], expected, rtol=1e-5)
     last = charts["scale_gradients"]["series"][-1]
     assert last["name"] == 6
     finite = scales.gradients[-1][np.isfinite(scales.gradients[-1])]
