@@ -331,6 +331,16 @@ def test_steps_and_labels_that_are_left_out_are_named(
     content = run(folders["bert-classify"], tmp_path / "labels.html")
     assert len(content["views"]["attributions"]) == 1
     assert content["notes"] == [["note_outputs", 1]]
+    monkeypatch.setattr("heedful.insight.page_data.MAX_WEIGHTS", 10)  # of 2 × 2 × 2² weights
+    monkeypatch.setattr("heedful.insight.page_data.MAX_POINTS", 30)
+    content = run(folders["gpt2"], tmp_path / "few.html", text="the cat")
+    [part] = content["views"]["attention"]
+    assert part["layers"] == [0]
+    model = heedful.load(folders["gpt2"])
+    assert_shown(part, insight.attention(model, "the cat")["decoder"].weights[:1])
+    assert content["notes"] == [["note_layers", 2]]
+    maps = {entry["kind"]: entry for entry in content["views"]["embeddings"]}
+    assert (maps["tokens"]["left_out"], len(maps["tokens"]["points"])) == (10, 30)
 
 
 def test_a_search_without_any_token_is_shown() -> None:
@@ -477,11 +487,12 @@ def test_long_words_and_labels_are_not_wider_than_a_phone(tmp_path: Path) -> Non
 
 
 def test_translate_writes_alignments(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line for each output, blank for a blank one, equal to those of the library."""
     from heedful.cli.app import make_app
 
+    monkeypatch.setattr("heedful.cli.alignments._BATCH", 4)  # outputs of more than one pass
     (tmp_path / "lines").write_text("the cat sat\n\na dog ran\n")
     arguments = ["translate", str(folders["vaswani2017"]), "-i", str(tmp_path / "lines")]
     out, pairs = tmp_path / "out", tmp_path / "pairs"

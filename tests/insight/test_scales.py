@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from heedful import insight
 from heedful.data.collate import Batch
 from heedful.errors import UserError
 from heedful.evaluation.likelihood import batch_loss
+from heedful.insight.notes import Note
 from heedful.insight.run_views import _chart, views_of_run
 from heedful.insight.scales import layer_of, weight_scales
 from heedful.parts.tokens import Tokens
@@ -160,6 +162,9 @@ def test_scales_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: 
     if task != "translation":
         return
     assert len(scales.plot().axes) == 3
+    tables = {"weights": scales.weights[:2], "states": scales.states[:2]}
+    two = replace(scales, steps=(2, 4), gradients=scales.gradients[:2], **tables)
+    assert views_of_run(folder, two)[1] == [Note("note_checkpoints", (2,))]
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "none"))
     without = scales_of_run(folder, "cpu")
     assert without.states is without.gradients is None
