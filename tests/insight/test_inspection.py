@@ -446,6 +446,22 @@ def test_patched_embeddings_equal_a_text_with_another_token(
         np.testing.assert_allclose(actual.effects[-1, :-1], 0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_results_do_not_depend_on_the_rows_of_a_pass(
+    models: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[Any]:
+        patched = insight.patching(models[name], TEXT, "a dog sat", **inputs_of(name))
+        occluded = insight.attributions(models[name], TEXT, **inputs_of(name), method="occlusion")
+        return [patched.log_probs, *occluded.scores.values()]
+
+    whole = found()
+    for module in ("patches", "attribution"):
+        monkeypatch.setattr(f"heedful.insight.{module}._ROWS", 2)
+    for parts, expected in zip(found(), whole, strict=True):
+        np.testing.assert_allclose(parts, expected, rtol=0, atol=1e-9)
+
+
 def test_patching_needs_texts_of_equal_length(models: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="texts have 3 and 2 tokens"):
         insight.patching(models["gpt2"], TEXT, "the cat")

@@ -493,6 +493,7 @@ def test_translate_writes_alignments(
     from heedful.cli.app import make_app
 
     monkeypatch.setattr("heedful.cli.alignments._BATCH", 4)  # outputs of more than one pass
+    monkeypatch.setattr("heedful.cli.lines.CHUNK", 2)
     (tmp_path / "lines").write_text("the cat sat\n\na dog ran\n")
     arguments = ["translate", str(folders["vaswani2017"]), "-i", str(tmp_path / "lines")]
     out, pairs = tmp_path / "out", tmp_path / "pairs"

@@ -9,6 +9,7 @@ import pytest
 
 from backend_models import model_of
 from heedful import insight
+from heedful.insight.embeddings import nearest
 
 PROMPT = "the cat"
 
@@ -112,6 +113,20 @@ def test_embedding_maps(model: Any) -> None:
     assert (few.names, few.num_left_out) == (("0", "1", "2", "3", "4"), 43)
     assert all(figure.axes for figure in (actual.plot(), sentences.plot()))
     assert insight.search_tree(model, PROMPT, beam_size=2, max_new_tokens=3).plot().axes
+
+
+def test_neighbors_of_many_vectors_are_those_of_all_cosines() -> None:
+    """Which are computed for 1,024 vectors at a time; one is zero."""
+    vectors = np.random.default_rng(0).normal(size=(2_100, 3))
+    vectors[1_500] = 0
+    neighbors, similarities = nearest(vectors)
+    norms = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    cosines = (vectors / norms) @ (vectors / norms).T
+    np.fill_diagonal(cosines, -9)
+    np.testing.assert_allclose(similarities, -np.sort(-cosines)[:, :8], atol=1e-12)
+    found = np.take_along_axis(cosines, neighbors, 1)
+    np.testing.assert_allclose(found, similarities, atol=1e-12)
+    assert not similarities[1_500].any()
 
 
 @pytest.mark.slow

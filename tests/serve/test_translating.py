@@ -541,10 +541,14 @@ def test_alternatives_are_the_next_hypotheses(served: Any) -> None:
     assert call(served, "/translate", form, form=True) == (200, answer)
 
 
-def test_scores_and_alignments_are_those_of_the_library(served: Any) -> None:
-    """Of every hypothesis, in one batch with texts of other lengths and a blank one."""
+def test_scores_and_alignments_are_those_of_the_library(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every hypothesis, in one batch with texts of other lengths and a blank one; aligned in
+    several passes."""
     from heedful.insight import alignments
 
+    monkeypatch.setattr("heedful.serve.translating._ALIGNED", 4)
     model, texts = served.models["de-en"], ["a dog", "", "the cat sat on the mat", "a 😀 dog"]
     body = {"q": texts, "source": "de", "target": "en", "alternatives": 2, "scores": True}
     for unit in ("words", "tokens"):
