@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import heedful
 from commands import assert_refused, tree, write_recipe
 from heedful import plugins
-from heedful.cli.app import COMMANDS
+from heedful.cli.app import COMMANDS, make_app
 from heedful.cli.shared import USE
 from heedful.data.tokenizer import train_tokenizer
 from heedful.errors import UserError
@@ -690,6 +690,7 @@ def test_evaluate_counts_texts_that_are_truncated_for_perplexity(commands, model
 
 TOO_LONG = "the cat sat " * 30
 KEPT = ["the cat", "", TOO_LONG, "a dog runs"]
+FIGURE = r"-?\d+\.\d+(?:e-?\d+)?"
 
 
 @pytest.mark.parametrize(
@@ -734,6 +735,51 @@ def test_a_line_that_is_too_long_does_not_end_a_file(commands, models, tmp_path,
     none, _ = outputs([TOO_LONG, TOO_LONG])
     assert none.code == 2
     assert none.err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "translate two -i in --max-new-tokens 4 --no-split-sentences",
+        "translate two -i in --max-new-tokens 4 --review review",
+        "translate two -i in --max-new-tokens 4 --alignments review --no-split-sentences",
+        "generate lm -i in --max-new-tokens 4 --json",
+        "generate lm -i in --max-new-tokens 4 --temperature 1 --seed 5",
+        "score lm -i in",
+        "score two --src in --tgt ref",
+        "evaluate two --src in --ref ref --json --max-new-tokens 4",
+        "embed mlm -i in",
+        "classify classes -i in --scores",
+        "fill mlm -i masks --top-k 1",
+    ],
+)
+def test_outputs_and_notes_do_not_depend_on_the_lines_read_together(
+    models, tmp_path, monkeypatch, capfd, line
+):
+    """The numbers of lines in notes, too."""
+    texts = ["the cat", "", "a dog runs", TOO_LONG, "hello world", "the mat", TOO_LONG, "a park"]
+    files = {
+        "in": texts,
+        "ref": ["hello"] * len(texts),
+        "masks": ["the <mask>", "a", "", "a <mask> <mask>", TOO_LONG],
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{text}\n" for text in lines))
+    monkeypatch.chdir(tmp_path)
+    command, model, *more = line.split()
+
+    def outputs() -> tuple[list[str], list[float]]:
+        """What is printed and written without its figures, and these."""
+        make_app()([command, str(models[model]), *more], standalone_mode=False)
+        printed, review = capfd.readouterr(), tmp_path / "review"
+        assert printed.out
+        text = "\0".join((*printed, review.read_text() if review.exists() else ""))
+        return re.split(FIGURE, text), [float(figure) for figure in re.findall(FIGURE, text)]
+
+    texts, figures = outputs()
+    for size in (1, 3):
+        monkeypatch.setattr("heedful.cli.lines.CHUNK", size)
+        assert outputs() == (texts, pytest.approx(figures, abs=1e-4, nan_ok=True))
 
 
 def test_a_prompt_alone_that_is_too_long_is_refused_in_one_line(commands, models, tmp_path):
