@@ -338,7 +338,7 @@ def test_steps_and_labels_that_are_left_out_are_named(
     assert part["layers"] == [0]
     model = heedful.load(folders["gpt2"])
     assert_shown(part, insight.attention(model, "the cat")["decoder"].weights[:1])
-    assert content["notes"] == [["note_layers", 2]]
+    assert content["notes"] == [["note_last_outputs", 1], ["note_layers", 2]]
     maps = {entry["kind"]: entry for entry in content["views"]["embeddings"]}
     assert (maps["tokens"]["left_out"], len(maps["tokens"]["points"])) == (10, 30)
 
