@@ -19,6 +19,7 @@ from heedful.fidelity import CHARACTERS, Keep, count_masks, place_masks, with_ac
 from heedful.fidelity.masking import mask_pair, mask_text
 from heedful.fidelity.pieces import counts, find_pieces
 from heedful.insight.alignment import align, align_outputs
+from heedful.insight.reading import read
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
@@ -191,6 +192,9 @@ def test_pairs_are_scored_with_the_masks_of_training(run: Path, model: Translato
     ]
     assert [*model.pair_ids(sources, targets)] == expected
     assert model.score(sources, targets) == model.score(*map(list, zip(*masked, strict=True)))
+    for pair, *sides in zip(pairs, *expected, strict=True):
+        ids = read(model, *pair).ids  # what `inspect --target` shows
+        assert [[*ids["source"]], [*ids["target"]][1:]] == [sides[0], sides[1][:-1]]
     rows = cache_folder() / str(facts_of_run(run).data) / "valid.jsonl"
     valid = [json.loads(line) for line in rows.read_text().splitlines()]
     forced = model.teacher_forced([row["src"] for row in valid], [row["tgt"] for row in valid])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from heedful.backends.torch.cached_net import checked_start_ids
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError, describe
+from heedful.fidelity.masking import mask_pair
 from heedful.models.decoder_only import DecoderOnly
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.parts.embeddings import TokenEmbedding
@@ -236,6 +237,10 @@ def _mask_id(model: SavedModel) -> int | None:
 def _read_pair(
     model: Translator, text: Text, target: Text | None, options: dict[str, Any]
 ) -> Reading:
+    keep = model.metadata.keep if options.get("keep", True) else None
+    if keep is not None and isinstance(text, str) and isinstance(target, str):
+        text, target = mask_pair(text, target, keep.patterns)  # as in training
+        options = {**options, "keep": False}
     [src] = model.prompt_ids([text], model.options(**options))  # type: ignore[arg-type]
     if not src:
         raise UserError("the text is empty, and the translation of an empty text is empty")
