@@ -20,6 +20,7 @@ from heedful.evaluation.metrics import (
     metric_problem,
     perplexity,
     sentence_chrf,
+    split_at_spaces,
     tokenized_lowercase_bleu,
 )
 
@@ -101,6 +102,22 @@ def test_case_insensitive_scores_equal_sacrebleu() -> None:
     assert corpus_scores(small, HYPOTHESES, metrics=names, lowercase=True)["exact_match"].value == 1
     upper = [line.upper() for line in small]
     assert sentence_chrf(small, upper, lowercase=True) == pytest.approx([100] * len(small))
+
+
+@pytest.mark.parametrize(
+    ("references", "metrics", "is_named"),
+    [
+        (["今天天气很好。"], ["chrf", "bleu"], True),
+        (["きょうはいい天気です", "a b"], ["ter"], True),
+        (["今天天气很好。"], ["chrf", "exact_match"], False),
+        (["USB 线 is in"], ["bleu"], False),
+        (["12", "…"], ["bleu"], False),
+    ],
+)
+def test_scores_that_split_texts_without_spaces_are_named(
+    references: list[str], metrics: list[str], is_named: bool
+) -> None:
+    assert ("few long words" in split_at_spaces(references, metrics)) == is_named
 
 
 def test_details_by_hand() -> None:

@@ -181,6 +181,19 @@ def test_an_output_with_a_line_break_is_one_line_of_the_file(
     assert f"outputs with line breaks, each written as a space: {len(lines)}" in caplog.text
 
 
+def test_final_scores_ask_for_the_language_of_chinese(
+    prepared, run, tmp_path, monkeypatch, caplog
+) -> None:
+    """BLEU took each line for a word, and was about 0 without a word on the cause."""
+    prepared.model = heedful.load(run, backend="eager")
+    rows = [{"src": "a", "tgt": "今天天气很好。"}]
+    monkeypatch.setattr(type(prepared.data), "texts", lambda *arguments: rows)
+    for language, is_warned in (("zh", False), (None, True)):
+        monkeypatch.setattr(prepared.task, "_tgt_language", lambda row, known=language: known)
+        prepared.compute_final_scores(tmp_path)
+        assert ("set data.tgt_language to zh or ja" in caplog.text) == is_warned
+
+
 def test_weights_change_no_prepared_data_and_tags_do(recipe, tmp_path) -> None:
     base = PreparedTask(recipe, tmp_path).data.directory
     for change, is_same in (

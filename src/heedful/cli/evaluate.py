@@ -1,7 +1,6 @@
 """`heedful evaluate`: scores of a model on held-out data."""
 
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 Entries = list[dict[str, Any]]
 EvaluationOutput = tuple[list[str] | None, dict[str, Any], Entries, Entries]
 _MOST_COLUMNS = 12  # of a confusion matrix that is printed
-_HAN_OR_KANA = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -213,15 +211,12 @@ def _evaluate_pairs(
     language: str | None,
 ) -> EvaluationOutput:
     from heedful import extras
-    from heedful.evaluation.metrics import corpus_scores, sentence_chrf
+    from heedful.evaluation.metrics import corpus_scores, sentence_chrf, split_at_spaces
 
     extras.require("eval", "the evaluation of translations")
     names = _usable_metrics(metrics, language)
-    if language is None and {*names} & {"bleu", "ter"} and _is_unspaced(references):
-        note(
-            "no target language is known, so BLEU and TER take each line of Chinese or Japanese "
-            "for a few long words; give --language zh or ja"
-        )
+    if language is None and (problem := split_at_spaces(references, names)):
+        note(f"{problem}; give --language zh or ja")
     settled = settle(translator, options)
     with progress_bar("translating", len(sources)) as progress:
         outputs = translator.translate(sources, progress=progress, **options)
@@ -268,12 +263,6 @@ def _usable_metrics(metrics: str | None, language: str | None) -> tuple[str, ...
         if problem is not None:
             typer.echo(f"scores are without {name}: {problem}", err=True)
     return tuple(name for name, problem in problems.items() if problem is None)
-
-
-def _is_unspaced(texts: Sequence[str]) -> bool:
-    """True for texts that are mostly Chinese characters and kana."""
-    text = "".join(texts)
-    return 2 * len(_HAN_OR_KANA.findall(text)) > sum(map(str.isalpha, text))
 
 
 def _evaluate_text(

