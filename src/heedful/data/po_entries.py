@@ -218,7 +218,7 @@ def escape(text: str) -> str:
 
 @dataclass(frozen=True)
 class PluralRule:
-    """Which plural form of a message is for which number.
+    """The rule of a catalogue that gives the plural form for a number.
 
     Attributes:
         num_forms: of each message.

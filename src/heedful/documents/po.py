@@ -98,7 +98,7 @@ class PoDocument(Document):
         return f"nplurals={found[0]}; plural={found[1]};"
 
     def _forms(self) -> PluralRule:
-        """The rule as an object."""
+        """The rule, parsed; raises UserError if it is none."""
         found = PluralRule.of(self._rule)
         if found is None:
             raise UserError(

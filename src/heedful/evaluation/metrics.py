@@ -64,7 +64,7 @@ class Scores:
 
 
 def split_at_spaces(references: Sequence[str], metrics: Sequence[str]) -> str:
-    """What is wrong with scores of Chinese or Japanese whose language is not known; "" for others.
+    """A warning about BLEU and TER of Chinese or Japanese without a known language; "" for none.
 
     Texts are taken for these if most of their letters are Chinese characters or kana.
     """

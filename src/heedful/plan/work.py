@@ -162,7 +162,8 @@ def _with_vocabulary(task: Task, name: str, config: Any) -> Any:
 
 
 def _known_tokenizers(task: Task) -> tuple[Tokenizer, Tokenizer] | None:
-    """Those of the recipe that do not depend on its data: of a file, or of bytes; else None."""
+    """The recipe's tokenizers if they are read from a file or are of bytes; None if its data train
+    them."""
     tokenizers = inherited_parts(task, None, None).tokenizers
     if tokenizers is None and task.recipe.tokenizer.kind == "byte" and task.row_columns:
         return task.train_tokenizers(Rows({column: [] for column in task.row_columns}))
