@@ -21,28 +21,6 @@ from hypothesis import settings
 # it, and begins with this file.
 gc.disable()  # until all tests are collected: imports leave nothing to be freed
 pytest_plugins = ["listed_skips"]
-# Directories and files of tests that run with annotated shapes checked (support/checked_shapes.py),
-# which takes about as long as a small net: at least one file for each package.
-SHAPES_CHECKED = (
-    *("parts", "data", "evaluation", "models/test_properties.py", "models/test_packed.py"),
-    *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
-    *("generation/test_constrained.py", "generation/test_diverse_beam.py"),
-    *("insight/test_verify.py", "deploy/test_convert.py", "zoo/test_gemma3.py"),
-    *(
-        "zoo/test_modernbert.py",
-        "zoo/test_t5.py",
-        "zoo/test_vaswani2017.py",
-        "zoo/test_initialization.py",
-    ),
-    *(
-        "backends/test_coverage.py",
-        "pipelines/test_scoring.py",
-        "export/test_import_export.py",
-        "tasks/test_inputs.py",
-    ),
-    *("tasks/test_masking.py", "tasks/test_noise.py", "tasks/test_classification.py"),
-    *("tasks/test_denoising.py", "tasks/test_distillation.py"),
-)
 # Prepared data of the tests are the tests' own.
 os.environ["HEEDFUL_CACHE"] = tempfile.mkdtemp(prefix="heedful-tests-")
 # What is compiled is kept from one run of the tests to the next: by Inductor, and the kernels of
@@ -104,7 +82,7 @@ def pytest_sessionfinish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Check shapes in tests of `SHAPES_CHECKED`; sync files in those marked `whole`."""
-    from checked_shapes import check_shapes
+    from checked_shapes import SHAPES_CHECKED, check_shapes
     from commands import run_whole
 
     file = item.path.relative_to(Path(__file__).parent).as_posix()

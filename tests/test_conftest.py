@@ -1,4 +1,4 @@
-"""The suite's rules: skips are listed, and shapes are checked in the files named in conftest.py."""
+"""The suite's rules: skips are listed, and shapes are checked in the files of `SHAPES_CHECKED`."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-import conftest
-from checked_shapes import CHECKED_CALLS, check_shapes
+from checked_shapes import CHECKED_CALLS, SHAPES_CHECKED, check_shapes
 from heedful.errors import UserError
 from heedful.parts.attention import Attention
 from heedful.parts.losses import cross_entropy
@@ -63,6 +62,6 @@ def test_shapes_of_the_first_calls_of_each_test_are_checked() -> None:
 
 def test_every_file_with_checked_shapes_exists() -> None:
     tests = Path(__file__).parent
-    assert [path for path in conftest.SHAPES_CHECKED if not (tests / path).exists()] == []
-    checked = {path.split("/")[0] for path in conftest.SHAPES_CHECKED}
+    assert [path for path in SHAPES_CHECKED if not (tests / path).exists()] == []
+    checked = {path.split("/")[0] for path in SHAPES_CHECKED}
     assert checked >= {"parts", "models", "zoo", "data", "tasks", "generation", "evaluation"}

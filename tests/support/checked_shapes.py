@@ -22,6 +22,19 @@ import heedful
 _FOLDERS = (str(Path(heedful.__file__).parent), str(Path(__file__).parents[1]))
 _DESCRIPTORS = (staticmethod, classmethod)
 CHECKED_CALLS = 20  # of each function after `check_shapes(True)`
+# Directories and files of tests that run with annotated shapes checked, which takes about as long
+# as a small net: at least one file for each package.
+SHAPES_CHECKED = (
+    *("parts", "data", "evaluation", "models/test_properties.py", "models/test_packed.py"),
+    *("generation/test_search.py", "generation/test_sampling.py", "generation/test_logits.py"),
+    *("generation/test_constrained.py", "generation/test_diverse_beam.py"),
+    *("zoo/test_gemma3.py", "zoo/test_modernbert.py", "zoo/test_t5.py"),
+    *("zoo/test_vaswani2017.py", "zoo/test_initialization.py"),
+    *("insight/test_verify.py", "deploy/test_convert.py", "backends/test_coverage.py"),
+    *("pipelines/test_scoring.py", "export/test_import_export.py", "tasks/test_inputs.py"),
+    *("tasks/test_masking.py", "tasks/test_noise.py", "tasks/test_classification.py"),
+    *("tasks/test_denoising.py", "tasks/test_distillation.py"),
+)
 
 
 class _Place(NamedTuple):
