@@ -1,9 +1,5 @@
-"""One of two processes that train under DDP; run by tests/training/test_train_step.py."""
+"""Gradients of one step under DDP; called by tests/training/test_train_step.py."""
 
-import faulthandler
-import os
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,20 +11,8 @@ from encoder_runs import PreparedTask, loss_net_of
 from heedful.recipe_files import load_recipe
 
 
-def main(folder: Path, rank: int, world: int) -> None:
-    faulthandler.dump_traceback_later(
-        150, exit=True
-    )  # print stack traces instead of hanging silently
-    # Without a port that another may take, and without asking a resolver for this host's name.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=(folder / "store").as_uri(),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=90),
-    )
+def save_gradients(rank: int, folder: Path, world: int) -> None:
+    """One step of each recipe in the folder; the first process writes the gradients."""
     for path in sorted(folder.glob("*.yaml")):
         run = PreparedTask(load_recipe(path), folder / "data")
         plan = run.plan_epoch(0)[:world]
@@ -45,4 +29,3 @@ def main(folder: Path, rank: int, world: int) -> None:
             }
             save_file(grads, folder / f"{path.stem}.safetensors")
     distributed.barrier()  # neither leaves while the other still reads
-    distributed.destroy_process_group()

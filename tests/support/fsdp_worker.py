@@ -1,9 +1,5 @@
-"""One of two processes that shard nets with FSDP2; run by tests/training/test_train_step.py."""
+"""Gradients of nets sharded with FSDP2; called by tests/training/test_train_step.py."""
 
-import faulthandler
-import os
-import sys
-from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,19 +62,10 @@ def net_of(name: str) -> Any:
     return tiny(name, **NETS[name])
 
 
-def main(folder: Path, rank: int, world: int) -> None:
-    faulthandler.dump_traceback_later(150, exit=True)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    torch.set_num_threads(1)
+def save_gradients(rank: int, folder: Path, world: int) -> None:
+    """One step of each net, checkpointed or not; the first process writes the gradients."""
     losses._LEAST_ROWS, losses._CHUNK_ELEMENTS = 2, 2 * VOCAB  # several chunks
     losses._whole_loss = None  # all logits at once are never formed
-    distributed.init_process_group(
-        "gloo",
-        init_method=(folder / "store").as_uri(),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=90),
-    )
     mesh = init_device_mesh("cpu", (world,))
     targets = int(batch(0, ROWS).tokens.real.sum())
     share = ROWS // world
@@ -100,4 +87,3 @@ def main(folder: Path, rank: int, world: int) -> None:
         if rank == 0:
             save_file(grads, folder / f"{name}-{checkpointed}.safetensors")
     distributed.barrier()
-    distributed.destroy_process_group()

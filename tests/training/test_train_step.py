@@ -23,6 +23,7 @@ from heedful.parts import losses
 from heedful.training.checkpoint import Checkpoints
 from heedful.training.step import LossNet
 from heedful.training.trainer import Trainer
+from process_group import run_group
 from trainers import batch_for
 from waits import Waits
 
@@ -57,16 +58,8 @@ def is_rdrop(name: str) -> bool:
 
 
 def run_two(commands: Commands, worker: Callable[..., None], folder: Path) -> None:
-    """Run a worker in two processes, which write into the folder."""
-    for _ in range(2):  # repeated if gloo, which is not tested here, hangs
-        (folder / "store").unlink(missing_ok=True)
-        others = [commands.start(worker, folder, rank, 2) for rank in range(2)]
-        for other in others:
-            other.join()
-        codes = [other.exitcode for other in others]
-        if codes == [0, 0]:
-            break
-    assert codes == [0, 0]
+    """Call a worker in two processes, which write into the folder."""
+    run_group(commands, folder, 2, worker, folder, 2, wait=30, trials=2)
 
 
 def test_two_processes_have_the_gradients_of_one(commands, tmp_path):
@@ -75,7 +68,7 @@ def test_two_processes_have_the_gradients_of_one(commands, tmp_path):
         folder.mkdir()
         recipe = recipe_named(name, folder)
         (tmp_path / f"{name}.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    run_two(commands, ddp_worker.main, tmp_path)
+    run_two(commands, ddp_worker.save_gradients, tmp_path)
     for name in NAMES:
         run = PreparedTask(recipe_named(name, tmp_path / name), tmp_path / "data")
         loss_net = loss_net_of(run).train(is_rdrop(name))  # others without dropout
@@ -93,7 +86,7 @@ def test_two_processes_have_the_gradients_of_one(commands, tmp_path):
 
 def test_two_shards_of_a_net_have_the_gradients_of_the_whole(commands, tmp_path):
     """FSDP2 of every block and of the step, the loss in chunks of a head that may be tied."""
-    run_two(commands, fsdp_worker.main, tmp_path)
+    run_two(commands, fsdp_worker.save_gradients, tmp_path)
     for name in fsdp_worker.NETS:
         loss_net = LossNet(fsdp_worker.net_of(name), fsdp_worker.objective)
         batch = fsdp_worker.batch(0, fsdp_worker.ROWS)
