@@ -53,7 +53,7 @@ def main() -> None:
         files, parts = task.read(data)
         folder = runs / "data" / name
         corpus_files(files, folder)
-        corpus = Corpus(name, folder, *task.sides, task.vocabulary, task.longest_output)
+        corpus = Corpus(name, folder, *task.sides, task.vocabulary)
         for minutes in arguments.minutes or task.minutes:
             for system in systems_of(task, arguments.systems):
                 folder = runs / f"{name}-{minutes:g}min-{arguments.threads}threads" / system.name

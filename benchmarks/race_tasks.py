@@ -35,7 +35,6 @@ class Task:
         is_loss: the lowest score is the best.
         minutes: of each race, unless they are given.
         vocabulary: entries, of the tools that need a number.
-        longest_output: tokens of the longest translation.
     """
 
     title: str
@@ -52,7 +51,6 @@ class Task:
     is_loss: bool = False
     minutes: tuple[float, ...] = (5.0,)
     vocabulary: int = 8_000
-    longest_output: int = 0
 
     @property
     def metric(self) -> str:
@@ -114,11 +112,8 @@ TASKS = {
         "target tokens/s",
         "sentences/s",
         minutes=(30.0, 120.0),
-        # The vocabulary of Wu et al. 2021 for Multi30k, and that of heedful's recipe for the other;
-        # pieces of the longest outputs, 100 in JoeyNMT's configurations. Paragraphs of help are
-        # longer.
+        # The vocabulary of Wu et al. 2021 for Multi30k, and that of heedful's recipe for the other.
         vocabulary=10_000,
-        longest_output=100,
     ),
     "libreoffice": Task(
         "LibreOffice, English to German",
@@ -133,7 +128,6 @@ TASKS = {
         "target tokens/s",
         "sentences/s",
         minutes=(30.0, 120.0),
-        longest_output=200,
     ),
     "shakespeare": Task(
         "Tiny Shakespeare, characters",
