@@ -173,6 +173,14 @@ def test_exports_do_not_change_the_net(tmp_path: Path) -> None:
         assert all(torch.equal(weight, before[n]) for n, weight in model.net.named_parameters())
 
 
+def test_the_period_of_global_layers_is_a_number(tmp_path: Path) -> None:
+    """Versions of llama.cpp ignore a list, and take every sixth layer as global."""
+    export_gguf(model_of(*NETS["gemma3"]), tmp_path / "a.gguf")
+    field = gguf.GGUFReader(tmp_path / "a.gguf").fields["gemma3.attention.sliding_window_pattern"]
+    assert field.types == [gguf.GGUFValueType.UINT32]
+    assert field.contents() == 2
+
+
 # --- tokenizers ---------------------------------------------------------------------------------
 
 

@@ -171,7 +171,8 @@ def _to_gguf(config: Config) -> gguf.Metadata:
     cap = {} if config.logit_softcap is None else {"final_logit_softcapping": config.logit_softcap}
     return gguf.rotary_to_gguf(config, hidden_width(config), "geglu_tanh") | {
         "attention.sliding_window": config.window,
-        "attention.sliding_window_pattern": [kind != GLOBAL for kind in LAYERS.types(config)],
+        # The period, since versions of llama.cpp ignore a list with one value per layer.
+        "attention.sliding_window_pattern": config.global_every,
         "rope.freq_base_swa": config.local_rope_base,
         **cap,
     }
