@@ -30,9 +30,10 @@ _CODE = re.compile(
     r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
     r"(?=(?:st|nd|rd|th|s)\b|[^a-zA-Z0-9_${]|\Z))"
     r"|(?P<short>\[(?P<label>[^\[\]]+)(?<!\\)\](?:\[\])?(?![(\[]))"
-    # Brackets in code, and those with a backslash, do not end a link.
+    # Brackets in code, and those with a backslash, do not end a link. Its text has 2,000 characters
+    # at most: every `[` without an end would be read to the end of the paragraph.
     r"|(?P<open>\[(?=(?:(?<!`)(?:`[^`]+`|``(?!`).+?(?<!`)``)(?!`)|\\[\[\]\\]|[^\[\]]"
-    r"|\[[^\[\]]*\])*+\][(\[]))"
+    r"|\[[^\[\]]*\]){0,2000}+\][(\[]))"
     r"|(?P<close>\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<marks>\*\*\*|___|\*\*|__|~~|\*|(?<!\w)_|_(?!\w))"
     r"|(?P<escape>\\[!-/:-@\[-`{-~])"

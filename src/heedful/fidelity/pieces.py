@@ -210,7 +210,13 @@ def _is_piece(name: str, matched: str, text: str) -> bool:
     assert element is not None
     if element[1].lower() in _ELEMENTS or matched.endswith("/>") or "=" in matched:
         return True
-    return f"</{element[1]}>" in text
+    return element[1] in _closed_elements(text)
+
+
+@lru_cache(maxsize=1)
+def _closed_elements(text: str) -> frozenset[str]:
+    """Names of the elements that end in a text."""
+    return frozenset(re.findall(r"</([\w:.-]+)>", text))
 
 
 def is_choice(piece: str) -> bool:
