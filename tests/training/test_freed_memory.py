@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import platform, resource
-from heedful.training.step import keep_freed_memory
+from heedful.training.freed_memory import keep_freed_memory
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -4,8 +4,6 @@ In this order: `LossNet` and `TrainedNet`, a net with its loss; `step_batches`, 
 step; `WeightUpdates`, whose `take` is the step.
 """
 
-import ctypes
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from heedful.parts.losses import LossSum, gradient_factor
 from heedful.processes import Processes
 from heedful.training.averaging import MovingAverage
 from heedful.training.block_compiler import BlockCompiler
+from heedful.training.freed_memory import keep_freed_memory
 from heedful.training.optimizer import (
     AUTOCAST,
     load_optimizer_tensors,
@@ -42,10 +41,6 @@ from heedful.zoo.saved import trainable
 Item = TypeVar("Item")
 Position: TypeAlias = tuple[int, int]  # epoch and batch
 STEPS_AHEAD = 4  # whose batches are read while a step is computed
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (malloc.h)
-_KEPT = 2**30  # bytes of free memory at the end of the heap that are not given back
-_MALLOC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-_LARGEST_ON_HEAP = 2**25  # bytes; glibc's limit: larger blocks are always mapped and unmapped
 
 LossFunction = Callable[[Any, Batch], LossSum]
 
@@ -385,26 +380,3 @@ class WeightUpdates:
         load_scaler_tensors(self.scaler, tensors)
         if self.average is not None:
             self.average.load(tensors)
-
-
-def keep_freed_memory() -> bool:
-    """Let malloc keep up to 1 GiB of freed memory instead of giving it back after each use.
-
-    Each step allocates and frees the same tensors. By default glibc unmaps large ones and trims its
-    heap, and the next step waits for the kernel to map and clear every page again, which is over a
-    tenth of a small model's step on a CPU (docs/log.md). The peak of memory stays the same.
-
-    Without effect, and False, for another C library, or if the user set these limits in the
-    environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
-    """
-    if any(name in os.environ for name in _MALLOC_SETTINGS):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, TypeError, OSError):  # musl and macOS; Windows
-        return False
-    set_both = [
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP),
-        mallopt(_M_TRIM_THRESHOLD, _KEPT),
-    ]
-    return all(set_both)
