@@ -1,7 +1,9 @@
 """Accelerators: marks before the letter that selects an entry of a menu (~File, _File, &File)."""
 
 import re
+from bisect import bisect_right
 from collections import Counter
+from itertools import pairwise
 
 from heedful.data.inline import TAG
 from heedful.fidelity.pieces import find_pieces
@@ -16,8 +18,15 @@ def _marks(text: str, extra: tuple[str, ...]) -> list[re.Match[str]]:
     found = [*_MARKED.finditer(text)]
     if not found:
         return []
-    pieces = [(piece.start, piece.end) for piece in find_pieces(text, extra)]
-    return [mark for mark in found if not any(start <= mark.start() < end for start, end in pieces)]
+    pieces = [*find_pieces(text, extra)]
+    starts = [piece.start for piece in pieces]
+
+    def is_inside(place: int) -> bool:
+        """True for a place in a piece, which is the last one that begins before it."""
+        index = bisect_right(starts, place)
+        return index > 0 and place < pieces[index - 1].end
+
+    return [mark for mark in found if not is_inside(mark.start())]
 
 
 def with_accelerator(
@@ -45,12 +54,15 @@ def with_accelerator(
     [mark] = marks
     places = [other.start() for other in found if other[0] == mark[0]]
     if places:
-        for place in reversed(places[1:]):
-            target = target[:place] + target[place + 1 :]
-        return target, []
+        ends = [*places[1:], len(target)]
+        rest = (target[place + 1 : end] for place, end in pairwise(ends))
+        return "".join([target[: ends[0]], *rest]), []
     bare = TAG.sub(lambda tag: " " * len(tag[0]), target)
+    parts, end = [], 0
     for piece in find_pieces(target, extra):
-        bare = bare[: piece.start] + " " * (piece.end - piece.start) + bare[piece.end :]
+        parts += [bare[end : piece.start], " " * (piece.end - piece.start)]
+        end = piece.end
+    bare = "".join([*parts, bare[end:]])
     letter = re.escape(source[mark.end()])
     match = re.search(rf"\b{letter}", bare, re.IGNORECASE) or re.search(r"[^\W\d_]", bare)
     if match is None:

@@ -32,7 +32,8 @@ _BESIDE_WORDS = re.compile(r"(?<=[\uE000-\uE07F])(?=\w)|(?<=\w)(?=[\uE000-\uE07F
 _JOINED = re.compile(rf"(?<={_NUMBERS})(?=[\uE000-\uE03F])|(?<=[\uE000-\uE03F])(?=[0-9])")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _TURKISH = frozenset("ıİğĞ")  # letters of Turkish and Azerbaijani, whose capital of i has a dot
-_FIRST_LETTER = re.compile(r"(?:^|[.!?]\s+)[\W\d_]*[^\W\d_]")
+# All up to the first letter of a sentence, and this letter, or "" at the end of the text.
+_FIRST_LETTER = re.compile(r"(?:^|[.!?]\s+)[\W\d_]*+([^\W\d_]?)")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class Keep:
         # Such as a file name, which is not recognized in capitals.
         if any(not has_masks(piece.text) for piece in find_pieces(lowered, self.patterns)):
             return masked
-        sentence = _FIRST_LETTER.sub(lambda m: masked.text[m.start() : m.end()], lowered)
+        sentence = _FIRST_LETTER.sub(
+            lambda match: masked.text[slice(*match.span())] if match[1] else match[0], lowered
+        )
         return replace(masked, text=sentence, is_in_capitals=True)
 
 

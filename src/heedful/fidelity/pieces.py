@@ -31,7 +31,7 @@ _FILE_TYPES = (
     "mp[34]|msi|od[bfgpst]|pdf|php|png|pptx?|py|rar|rpm|rtf|sh|so|sql|svg|tar|toml|txt|xcu|xhtml|"
     "xlf|xlsx?|xliff|xml|ya?ml|zip"
 )
-_SCHEMES = r"(?:https?|ftp|file|mailto|vnd\.[\w.]+)"
+_SCHEMES = r"(?:https?|ftp|file|mailto|vnd\.[\w.]{1,200})"
 _ENDS = r"\s<>\"'”“。，、；：！？）】》」"  # what ends an address
 _ADDRESS = rf"[^{_ENDS}]*[^{_ENDS}.,;:!?)\]]"
 _NOT_IN_A_WORD = r"(?<![A-Za-zÀ-ɏ0-9_])"  # but behind one of a language without spaces
@@ -47,7 +47,8 @@ _BEHIND = (
     r"(?![A-Za-z])|(?<=[dfgisu])(?=(?:[kKMGT]?i?[Bb](?:its?|ps|ytes?)?|[kKMGT]|px|pt|dpi|ms|min"
     r"|x|[ckm]m|st|nd|rd|th)(?![A-Za-z]))|(?<=[dfgiu])(?=[hms](?![A-Za-z]))"
 )
-_WIDTH = r"(?:\d+|\*(?:\d+\$)?)"
+# What is in a placeholder of printf is read once (`*+`): flags may be digits, as is the width.
+_WIDTH = r"(?:\d++|\*(?:\d++\$)?)"
 # The beginning of a choice of texts of ICU's MessageFormat, as by a number.
 _CHOICE = r"\{\s*\w+\s*,\s*(?:plural|selectordinal|select)\s*,"
 _IN_BRACES = r"[^{}]*+"
@@ -75,7 +76,7 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     ),
     "named variable": (
         "placeholder",
-        r"%(?:\([\w.-]+\)[#0 +-]*[\d.]*[A-Za-z]|\{\w+\}|\[\w+\])"
+        r"%(?:\([\w.-]+\)[#0 +-]*+[\d.]*+[A-Za-z]|\{\w+\}|\[\w+\])"
         r"|%(?!I(?:32|64)[diouxX])[A-Z][A-Z0-9_]{2,}%?"
         r"|(?<!\d)%[a-z][a-z\d_]{2,}%(?![A-Za-z\d(%])"
         r"|%(?:\d+\$)?#@\w+@",  # of Apple's plural forms
@@ -83,9 +84,9 @@ PATTERNS: Mapping[str, tuple[Kind, str]] = {
     "percent sign": ("placeholder", r"%%"),  # of a text for printf
     "printf": (
         "placeholder",
-        rf"(?:(?<![A-Za-z0-9_])0[xX])?%(?:\d+\$)?[#0+-]*{_WIDTH}?(?:\.{_WIDTH})?"
+        rf"(?:(?<![A-Za-z0-9_])0[xX])?%(?:\d++\$)?[#0+-]*+{_WIDTH}?(?:\.{_WIDTH})?"
         rf"(?:<PRI\w+>|(?:hh?|ll?|[Lqjzt]|I32|I64)?[diouxXeEfFgGcspn@](?:{_BEHIND})){_PERCENT}"
-        r"|%(?:\d+\$)?[,'][#0+-]*[\d.]*l{0,2}[dfgiu](?![A-Za-z])"  # with separators of groups
+        r"|%(?:\d++\$)?[,'][#0+-]*+[\d.]*+l{0,2}[dfgiu](?![A-Za-z])"  # with separators of groups
         r"|%\d+\$t?[A-Za-z](?![A-Za-z])|%L?\d{1,2}(?!\d)"  # also of Java, and of Qt
         r"|(?<!\d)%[EO^_-]?[A-Za-z](?![A-Za-z])",  # of strftime, and the error of a system
     ),

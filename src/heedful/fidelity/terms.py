@@ -7,6 +7,7 @@ counts. Both sides may have alternatives, such as inflected forms.
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -64,6 +65,22 @@ def _words(text: str) -> list[_Word]:
     return words
 
 
+class _Text:
+    """The words of a text.
+
+    Attributes:
+        folded: the words without regard to case.
+        places: the indices of each of these.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.words = _words(text)
+        self.folded = [word.text.casefold() for word in self.words]
+        self.places: dict[str, list[int]] = {}
+        for place, word in enumerate(self.folded):
+            self.places.setdefault(word, []).append(place)
+
+
 class _Phrase(NamedTuple):
     """A form of a term: its words, as they are or without regard to case."""
 
@@ -83,26 +100,31 @@ class _Phrases:
     """Finds phrases in texts."""
 
     def __init__(self, phrases: Sequence[_Phrase]) -> None:
-        self._by_first: dict[str, list[_Phrase]] = {}
-        for phrase in sorted(phrases, key=lambda phrase: -len(phrase.words)):
-            self._by_first.setdefault(phrase.words[0].casefold(), []).append(phrase)
+        # The first phrase of some words (`_Phrase.words`, `is_exact`), with its index.
+        self._known: dict[tuple[tuple[str, ...], bool], tuple[int, _Phrase]] = {}
+        lengths: dict[str, set[int]] = {}  # by the first word
+        for index, phrase in enumerate(phrases):
+            self._known.setdefault(phrase[:2], (index, phrase))
+            lengths.setdefault(phrase.words[0].casefold(), set()).add(len(phrase.words))
+        self._lengths = {word: sorted(own, reverse=True) for word, own in lengths.items()}
 
-    def find(self, text: str) -> Iterator[Found]:
+    def find(self, text: _Text) -> Iterator[Found]:
         """The phrases of a text from left to right, the longest one at each place."""
-        words, place = _words(text), 0
-        folded = [word.text.casefold() for word in words]
-        while place < len(words):
-            length = 1
-            for phrase in self._by_first.get(folded[place], ()):
-                stop = place + len(phrase.words)
-                seen = (
-                    [w.text for w in words[place:stop]] if phrase.is_exact else folded[place:stop]
-                )
-                if tuple(seen) == phrase.words:
-                    yield Found(words[place].start, words[stop - 1].end, phrase.term)
-                    length = len(phrase.words)
+        firsts = self._lengths.keys() & text.places.keys()
+        end = 0  # of the last phrase, in words
+        for place in sorted(place for first in firsts for place in text.places[first]):
+            if place < end:
+                continue
+            for size in self._lengths[text.folded[place]]:
+                words = text.words[place : place + size]
+                exact = tuple(word.text for word in words)
+                forms = (exact, True), (tuple(text.folded[place : place + size]), False)
+                found = [self._known[form] for form in forms if form in self._known]
+                if len(words) == size and found:
+                    _, phrase = min(found)
+                    yield Found(words[0].start, words[-1].end, phrase.term)
+                    end = place + size
                     break
-            place += length
 
 
 class Glossary:
@@ -185,27 +207,28 @@ class Glossary:
         return [*dict.fromkeys(term for term in found if term in self._left_out)]
 
     def _find(self, text: str, extra: tuple[str, ...]) -> list[Found]:
-        found = [*self._sources.find(text)]
+        found = [*self._sources.find(_Text(text))]
         if not found:
             return found
-        pieces = [(piece.start, piece.end) for piece in find_pieces(text, extra)]
+        pieces = [*find_pieces(text, extra)]
+        starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
 
         def is_apart(one: Found) -> bool:
-            """True if each piece is a part of the term, or outside of it."""
-            return all(
-                end <= one.start or one.end <= start or one.start <= start < end <= one.end
-                for start, end in pieces
-            )
+            """True if each piece is a part of the term, or outside of it: neither the piece that
+            goes on at its beginning nor the last one in it crosses an edge."""
+            first, stop = bisect_right(ends, one.start), bisect_left(starts, one.end)
+            return first == stop or (one.start <= starts[first] and ends[stop - 1] <= one.end)
 
         return [one for one in found if is_apart(one)]
 
     def missing(self, found: Sequence[Found], output: str) -> list[Term]:
         """The terms of a source that its translation has less often."""
         wanted = Counter(one.term.targets for one in found)
+        text = _Text(output)
         lacking = {
             targets
             for targets, number in wanted.items()
-            if sum(1 for _ in self._phrases_of(targets).find(output)) < number
+            if sum(1 for _ in self._phrases_of(targets).find(text)) < number
         }
         return [*dict.fromkeys(one.term for one in found if one.term.targets in lacking)]
 
