@@ -214,20 +214,38 @@ class PromptLookup:
     and summarization (Saxena 2023, "Prompt Lookup Decoding").
     """
 
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # of each n-gram in them, ascending
+
     def next_log_probs(self, ids: Sequence[int], vocab_size: int) -> Float[Tensor, "V"] | None:
         """Log-probability 0 for the token that followed, -inf for the others."""
-        longest, token = 0, -1
-        for end in range(len(ids) - 2, -1, -1):  # the n-gram ends here, before ids[end + 1]
-            size = 0
-            while size < min(_MAX_NGRAM, end + 1) and ids[end - size] == ids[-1 - size]:
-                size += 1
-            if size > longest:
-                longest, token = size, ids[end + 1]
-            if longest == _MAX_NGRAM:
-                break
-        if not longest:
-            return None
-        return torch.full((vocab_size,), -torch.inf).index_fill(0, torch.tensor(token), 0.0)
+        self._read([*ids])
+        for size in range(min(_MAX_NGRAM, len(ids)), 0, -1):
+            ends = self._ends[tuple(self._ids[-size:])]
+            if len(ends) > 1:  # the last one is that of all ids
+                token = torch.tensor(self._ids[ends[-2] + 1])
+                return torch.full((vocab_size,), -torch.inf).index_fill(0, token, 0.0)
+        return None
+
+    def _read(self, ids: list[int]) -> None:
+        """Read the n-grams of ids, of which those that the last ids began with are known."""
+        known = min(len(self._ids), len(ids))
+        while self._ids[:known] != ids[:known]:
+            known -= 1
+        for end in range(len(self._ids) - 1, known - 1, -1):
+            for ngram in _ngrams(self._ids, end):
+                self._ends[ngram].pop()
+        for end in range(known, len(ids)):
+            for ngram in _ngrams(ids, end):
+                self._ends.setdefault(ngram, []).append(end)
+        self._ids = ids
+
+
+def _ngrams(ids: list[int], end: int) -> Iterator[tuple[int, ...]]:
+    """The n-grams whose last token has an index."""
+    for size in range(1, min(_MAX_NGRAM, end + 1) + 1):
+        yield tuple(ids[end - size + 1 : end + 1])
 
 
 class CachedScorer:

@@ -401,15 +401,17 @@ class BannedTexts:
         """The last bytes of the text of ids, enough for each banned text; None: there is none."""
         later = self.tokens.later
         # Special tokens are not decoded, and neither are ids that the tokenizer lacks.
-        ids = [token for token in ids if 0 <= token < len(later) and later[token]]
-        if not ids:
+        shown = (token for token in reversed(ids) if 0 <= token < len(later) and later[token])
+        last = next(shown, None)
+        if last is None:
             return None
         longest, tail = max(map(len, self._banned), default=0), b""
-        for token in reversed(ids[1:]):
-            tail = later[token] + tail
+        for token in shown:  # before the last one, which is not the first of the text
+            tail = later[last] + tail
             if len(tail) >= longest:
                 return tail
-        return self.tokens.first[ids[0]] + tail
+            last = token
+        return self.tokens.first[last] + tail
 
 
 BANS = (
