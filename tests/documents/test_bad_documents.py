@@ -188,27 +188,27 @@ def test_packed_files_are_no_documents() -> None:
         read_document(gzip.compress(TMX.encode()), "a.tmx", ("en", "de"))
 
 
+CUE = "1\n00:00:01,000 --> 00:00:02,000\na"
+REPEATED = {  # by the name of a file: what comes once, and what comes after it
+    "a.html": [("", part) for part in ("<!--", "<a href='", "<a =", "&", "<", "<title>", "<b>")]
+    + [("", "]"), ("", "<b></c>"), ("", "<script/></b>")],
+    "a.md": [("", part) for part in ("[", "*", "`", "*a ", "![[", "[a](", "<a ", "**a* ", "> a\n")]
+    + [("a ", "<!--"), ("a", " "), ("$$", " "), ("<div>", "<!--"), ("<div>", "<style ")],
+    "a.txt": [("", part) for part in ("x. ", "<g1> ", "x", ", ", "\u2028", "~a ")]
+    + [("%", "0"), ("%.", "1"), ("", "vnd.")],
+    "a.srt": [(CUE, part) for part in ("<a", "<v x>", " ", "\t", "-a")],
+    "a.po": [('msgid "a"\nmsgstr ""\n', '"a"\n'), ("", "#, a\n")],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        *[
-            ("a.html", part)
-            for part in ("<!--", "<a href='", "<a =", "&", "<", "<title>", "<b>", "]")
-        ],
-        *[
-            ("a.md", part)
-            for part in ("[", "*", "`", "*a ", "![[", "[a](", "<a ", "**a* ", "> a\n")
-        ],
-        *[("a.txt", part) for part in ("x. ", "<g1> ", "x", ", ", "\u2028")],
-        ("a.po", '"a"\n'),
-    ],
+    ("name", "head", "part"),
+    [(name, head, part) for name, cases in REPEATED.items() for head, part in cases],
 )
-def test_repetitions_take_no_time(name: str, part: str) -> None:
+def test_repetitions_take_no_time(name: str, head: str, part: str) -> None:
     """Each would take hours if a part of a file were read again for each of them."""
-    head = 'msgid "a"\nmsgstr ""\n' if name == "a.po" else ""
-    data = head + part * 10_000
     with suppress(UserError):
-        translated(name, data, fits=lambda text: len(text) < 1_000)
+        translated(name, head + part * 10_000, fits=lambda text: len(text) < 1_000)
 
 
 def test_an_empty_message_with_plural_forms_is_no_header() -> None:

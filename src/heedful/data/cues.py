@@ -14,7 +14,7 @@ _TIMES = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}[^\n]*")
 _BROKEN_TIMES = re.compile(r"\s*\d[^\n]*-->|\s*\d+:\d+[^\n]*->")
 _LINE = re.compile(r"[^\n]*(?:\n|\Z)")
 # `<i>`, `<c.yellow>`, `<v Ann>`, `<00:00:01.000>`; `{\\an8}` of SubStation Alpha, also in .srt.
-STYLE = re.compile(r"<(/?)([a-zA-Z][\w-]*)([^<>\n]*)>|<[\d:.]+>|\{\\[^{}\n]*\}")
+STYLE = re.compile(r"<(/?)([a-zA-Z][\w-]*+)([^<>\n]*)>|<[\d:.]+>|\{\\[^{}\n]*\}")
 # Of WebVTT, up to a blank line; `NOTES` and `REGION1` are names of cues.
 _BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)(?:[ \t]|\Z)")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from heedful.errors import UserError
 
-_PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+?)\s*;?\s*")
+_PLURAL = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=([^;]+);?\s*")
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 _KEYWORD = re.compile(r"\s*(?:(msgctxt|msgid_plural|msgid|msgstr)(?:\[\s*(\d+)\s*\])?\s*)?(\".*)")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"\s*\Z')
@@ -38,7 +38,7 @@ class Entry:
     stop: int = 0
     lines: dict[str, tuple[int, int]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
+    flags: list[str] = field(default_factory=list)
     flag_line: int | None = None
 
     @property
@@ -143,7 +143,7 @@ class _Reader:
             entry = self._entry = self._entry or Entry(number)
             if line.startswith("#,"):
                 flags = [flag.strip() for flag in line[2:].split(",")]
-                entry.flags += tuple(flag for flag in flags if flag)
+                entry.flags += [flag for flag in flags if flag]
                 entry.flag_line = number if entry.flag_line is None else entry.flag_line
             return
         self._string(number, line)
@@ -238,7 +238,10 @@ class PluralRule:
         try:
             if match is None or not 1 <= (num_forms := int(match[1])) <= MAX_FORMS:
                 return None
-            form_of = gettext.c2py(match[2])
+            expression = match[2].strip()
+            if "\n" in expression:
+                return None
+            form_of = gettext.c2py(expression)
             of_one = int(form_of(1))
             if not 0 <= of_one < num_forms:
                 return None

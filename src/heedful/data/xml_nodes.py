@@ -87,6 +87,7 @@ class NodeReader:
         self._outermost: Node | None = None  # of the wanted ones around the current place
         self._without_inner: Node | None = None
         self._without_end: list[Node] = []
+        self._texts: list[str] = []  # one after the other, in the innermost element
         self._complete: list[tuple[Node, list[Node]]] = []
         parser = self._parser = expat.ParserCreate(encoding)
         parser.StartElementHandler = self._start
@@ -162,6 +163,7 @@ class NodeReader:
         node = Node(local, prefix, attributes, line, place)
         self._without_inner = node
         if self._outermost is not None:
+            self._end_text()
             self.open[-1].content.append(node)
         elif local in self._wanted:
             self._outermost = node
@@ -170,6 +172,7 @@ class NodeReader:
 
     def _end(self, name: str) -> None:
         place = self._place()
+        self._end_text()
         node = self.open.pop()
         node.inner_end = place
         self._without_end.append(node)
@@ -179,13 +182,14 @@ class NodeReader:
 
     def _text(self, text: str) -> None:
         self._place()
-        if self._outermost is None:
-            return
-        content = self.open[-1].content
-        if content and isinstance(content[-1], str):
-            content[-1] += text
-        else:
-            content.append(text)
+        if self._outermost is not None:
+            self._texts.append(text)
+
+    def _end_text(self) -> None:
+        """Add the text before a tag to the innermost element; the parser gives it line by line."""
+        if self._texts:
+            self.open[-1].content.append("".join(self._texts))
+            self._texts.clear()
 
     def _refuse_entity(self, entity: str, *details: object) -> None:
         self._refuse(

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
+from typing import TypeAlias
 
 from heedful.data.inline import InlinePiece
 from heedful.data.xml_nodes import Node
@@ -31,6 +32,7 @@ _FIELD = re.compile(r"fldCharType\s*=\s*[\"'](begin|separate|end)")
 # Elements of a run that are text, with the text of those without content.
 _TEXTS = {"t": "", "noBreakHyphen": "-"}
 _IN_RUN = {"rPr", "lastRenderedPageBreak", "softHyphen"}
+_Codes: TypeAlias = "InlinePiece | list[_Codes]"  # a code, or several that are one
 
 
 class _Text:
@@ -237,29 +239,46 @@ def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[InlinePiece]:
 def _with_fields(pieces: Iterable[InlinePiece]) -> list[InlinePiece]:
     """The pieces with the marks of each field, such as a number of a page, as a pair around its
     result, or one code if it has none: they are in this order in any translation."""
-    found: list[InlinePiece] = []
-    begun: list[int] = []  # the first mark of each field that has not ended
+    found: list[_Codes] = []
+    begun: list[tuple[int, str]] = []  # of each field that has not ended: where, and its pair
+    last = -1  # the last piece that is not a code alone
     for piece in pieces:
         match = _FIELD.search(piece.raw) if piece.kind == "alone" else None
         mark = match[1] if match else ""
         found.append(piece)
+        if piece.kind != "alone":
+            last = len(found) - 1
         if mark == "begin":
-            begun.append(len(found) - 1)
+            begun.append((len(found) - 1, ""))
             continue
         if not begun or mark not in ("separate", "end"):
             continue
-        first = begun[-1]
-        pair = found[first].pair
+        first, pair = begun[-1]
         if mark == "end":
             begun.pop()
         if mark == "end" and pair:
-            found[-1] = InlinePiece("close", piece.raw, pair)
-        elif all(part.kind == "alone" for part in found[first:]):
-            raw = "".join(part.raw for part in found[first:])
-            pair = f"field {first}"
-            new = InlinePiece("alone", raw) if mark == "end" else InlinePiece("open", raw, pair)
-            found[first:] = [new]
-    return found
+            found[-1], last = InlinePiece("close", piece.raw, pair), len(found) - 1
+        elif last < first and mark == "end":
+            found[first:] = [found[first:]]
+        elif last < first:
+            begun[-1] = first, f"field {first}"
+            found[first:] = [InlinePiece("open", "".join(_raws(found[first:])), f"field {first}")]
+            last = first
+    return [
+        InlinePiece("alone", "".join(_raws(part))) if isinstance(part, list) else part
+        for part in found
+    ]
+
+
+def _raws(codes: _Codes) -> Iterator[str]:
+    """The source of codes, of which some are lists of others; they may be nested deep."""
+    waiting = [codes]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += reversed(part)
+        else:
+            yield part.raw
 
 
 def _with_formats(pieces: list[InlinePiece], main: str) -> Iterator[InlinePiece]:

@@ -1,8 +1,10 @@
 """HTML (.html, .htm, .xhtml): the text of blocks, with tags inside lines as codes."""
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from html import escape, unescape
 from typing import NamedTuple
 
@@ -52,6 +54,7 @@ _TOKEN = re.compile(
     r"|<[!/][^>]*+(?:>|\Z)",
     re.DOTALL,
 )
+_END_TAG = re.compile(r"</(?=([^\s/>]+)[\s/>])")
 _RAW = frozenset(["script", "style", "textarea", "title", "iframe", "xmp", "noembed", "noframes"])
 _ATTRIBUTE = re.compile(
     r"(?P<name>[^\s/>=][^\s/>=]*+)(?:\s*+=\s*+(?P<value>\"[^\"]*\"|'[^']*'|[^\s>]*+))?"
@@ -197,20 +200,24 @@ def _events(source: str, is_xml: bool) -> Iterator[tuple[int, str, str]]:
 
 
 class _Ends:
-    """The places of end tags; no part of a page is searched twice for a name."""
+    """The places of end tags; a page is searched once for all names."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._found: dict[str, int] = {}
+
+    @cached_property
+    def _places(self) -> dict[str, list[int]]:
+        """Those of each name, in order."""
+        places: dict[str, list[int]] = {}
+        for match in _END_TAG.finditer(self._source):
+            places.setdefault(match[1].lower(), []).append(match.start())
+        return places
 
     def of(self, name: str, place: int) -> int:
         """The first end tag of a name from a place; -1: there is none."""
-        known = self._found.get(name)
-        if known is None or 0 <= known < place:
-            end = re.compile(rf"</{re.escape(name)}(?=[\s/>])", re.IGNORECASE)
-            match = end.search(self._source, place)
-            self._found[name] = match.start() if match else -1
-        return self._found[name]
+        places = self._places.get(name, [])
+        index = bisect_left(places, place)
+        return places[index] if index < len(places) else -1
 
 
 class _Attribute(NamedTuple):

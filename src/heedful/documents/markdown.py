@@ -14,7 +14,7 @@ from heedful.documents.spans import Span, SpanDocument
 
 _END = r"(?:\r\n?|\n)"
 _LINE_END = re.compile(_END)
-_BREAK = r"(?:\\| {2,})\r?\n[ \t>]*"  # of a line, within a paragraph
+_BREAK = r"(?:\\|(?<! ) {2,}+)\r?\n[ \t>]*"  # of a line, within a paragraph
 _FRONT_MATTER = re.compile(
     rf"\A---[ \t]*{_END}(?:.*?{_END})??(?:---|\.\.\.)[ \t]*(?:{_END}|\Z)", re.DOTALL
 )
@@ -23,7 +23,7 @@ _FRONT_MATTER = re.compile(
 _CODE = re.compile(
     r"(?P<code>(?:\{[\w:.+-]+\})?(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
     r"|(?P<auto><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[^<>\s@]+@[^<>\s]+>|\bhttps?://[^\s<>()\[\]]+)"
-    r"|(?P<tag></?[a-zA-Z][^<>]*>|<!--.*?-->|\{%[^%]*%\})"
+    r"|(?P<tag></?[a-zA-Z][^<>]*>|\{%[^%]*%\})|(?P<comment><!--)"
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s))"
     # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
@@ -40,12 +40,17 @@ _CODE = re.compile(
     rf"|(?P<break>{_BREAK})",
     re.DOTALL,
 )
+_WRAP = re.compile(r"(?:(?<![ \t])[ \t]++)?\r?\n[ \t>]*")  # with the marks of a quote
 _MARK_END = re.compile(r"(?<![\s*])\*{1,3}|(?<![\s_])_{1,3}|(?<![\s~])~~")
 # Marks around a text, with the character behind them.
 _LAST_MARKS, _FIRST_MARKS = re.compile(r"[^*_~]?[*_~]*\Z"), re.compile(r"\A[*_~]*[^*_~]?")
 _EDGE = 12  # characters around a text that are read for its marks
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
-_NO_TEXT = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1>|<[^<>]*>", re.DOTALL | re.IGNORECASE)
+# Of HTML without a text: what begins it, the whole of it, and tags.
+_HIDDEN_START = re.compile(r"<!--|<(?:script|style)\b", re.IGNORECASE)
+_HIDDEN = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1>", re.DOTALL | re.IGNORECASE)
+_ANY_TAG = re.compile(r"<[^<>]*>")
 _ALTERNATIVE = re.compile(r"!\[[^\[\]]*\w")  # of an image, with words
 # What would begin a block other than a paragraph.
 _BLOCK_START = re.compile(
@@ -57,7 +62,7 @@ _TABLE_CELL = ("th_open", "td_open")
 # An admonition has a type, a title in quotes, or both; a tag of a template may end on another line.
 _APART = re.compile(
     r"(?:!!!|\?\?\?\+?)\s+(?:(?:[\w-]+\s+)*\".*\"|[\w-]+(?:\s+inline(?:\s+end)?)?)\s*\Z"
-    r"|:::|\$\$[^$]*(?:\$\$)?\s*\Z"
+    r"|:::|\$\$[^$]*+(?:\$\$)?\s*\Z"
     r"|(?:(?:\{\{[^{}]*\}\}|\{%(?:(?!%\}).)*%\})\s*)+\Z|\{%(?!.*%\})"
 )
 _TEXT_START = re.compile(r"\[\^[^\[\]\s]+\]:|: ")  # of a footnote, or of a definition
@@ -88,7 +93,7 @@ class MarkdownDocument(SpanDocument):
             if token.type == "tr_open" and token.map:
                 row = token.map[0], token.map[1]
                 place = self._line_starts[first_line + row[0]]
-            if token.type == "html_block" and re.search(r"\w", _NO_TEXT.sub("", token.content)):
+            if token.type == "html_block" and _has_text(token.content):
                 self.skip("blocks of HTML")
             in_cell = token.type in _TABLE_CELL or (in_cell and token.type == "inline")
             if token.type != "inline" or not token.content.strip():
@@ -219,11 +224,16 @@ def _matches(raw: str, labels: Collection[str]) -> Iterator["re.Match[str]"]:
     """The codes of inline Markdown; texts in brackets are links if they have a definition."""
     from markdown_it.common.utils import normalizeReference
 
-    place = 0
-    while match := _CODE.search(raw, place):
-        is_text = match["label"] is not None and normalizeReference(match["label"]) not in labels
-        place = match.start() + 1 if is_text else match.end()
-        if not is_text:
+    place, comments_end = 0, True
+    while found := _CODE.search(raw, place):
+        match: re.Match[str] | None = found
+        if found.lastgroup == "comment":
+            match = _COMMENT.match(raw, found.start()) if comments_end else None
+            comments_end = match is not None  # else no later one ends either
+        elif found["label"] is not None and normalizeReference(found["label"]) not in labels:
+            match = None
+        place = found.start() + 1 if match is None else match.end()
+        if match is not None:
             yield match
 
 
@@ -314,4 +324,23 @@ def _single_marks(
 
 def _unwrapped(text: str) -> str:
     """A text with a blank for a line end and the marks of quotes and lists behind it."""
-    return re.sub(r"[ \t]*\r?\n[ \t>]*", " ", text)
+    return _WRAP.sub(" ", text)
+
+
+def _has_text(html: str) -> bool:
+    """True for words beside tags, comments, scripts and styles."""
+    place, without_end = 0, set[str]()
+    while True:
+        start = html.find("<", place)
+        if re.search(r"\w", html[place : start if start >= 0 else len(html)]):
+            return True
+        if start < 0:
+            return False
+        match = None
+        opening = _HIDDEN_START.match(html, start)
+        if opening and opening[0].lower() not in without_end:
+            match = _HIDDEN.match(html, start)
+            if match is None:  # no later one ends either
+                without_end.add(opening[0].lower())
+        match = match or _ANY_TAG.match(html, start)
+        place = match.end() if match else start + 1

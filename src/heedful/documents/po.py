@@ -185,7 +185,8 @@ class PoDocument(Document):
                 earlier = [line for line in comments if line.startswith(start)]
                 drafts.append(draft)
                 # The last one is the first that was written: each goes before those before it.
-                comments = [line for line in comments if line not in earlier[:-1]]
+                replaced = {*earlier[:-1]}
+                comments = [line for line in comments if line not in replaced]
         return drafts, comments
 
     def _form(self, message: Message, index: int) -> list[str]:

@@ -244,7 +244,7 @@ class _Projection:
         def weight(first: int, last: int) -> float:
             """The weight of the units of a run on the wanted units."""
             start = block.target_units[0]
-            return float(block.links.weights[first - start : last + 1 - start, columns].sum())
+            return block.links.weight(range(first - start, last + 1 - start), columns)
 
         linked = [index for index in usable if wanted[0] <= self._linked[index] <= wanted[-1]]
         others = range(*block.target_units)
@@ -372,6 +372,7 @@ class _Projection:
         before = range(first, max(first, bisect_left(self._unit_starts, tag.start)))
         words = [index for index in before if self._units[index].is_word]
         weights = block.links.weights
+        assert weights is not None  # the part is no copy
         for index in reversed(words):
             linked = [own for own in range(*block.target_units) if self._linked[own] == index]
             column = weights[:, index - first]

@@ -75,7 +75,9 @@ class SplitText:
                 blank = " " if after_row and to_spaced and not from_spaced else ""
                 new = blank + next(rest).strip()
             else:
-                is_between = after_row and any(row for _, row in self._pieces[index + 1 :][:1])
+                is_between = after_row and any(
+                    row for _, row in self._pieces[index + 1 : index + 2]
+                )
                 is_dropped = is_between and text == " " and from_spaced and not to_spaced
                 new = "" if is_dropped else text
             parts.append((text, new))

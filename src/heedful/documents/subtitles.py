@@ -12,6 +12,7 @@ from heedful.errors import UserError
 
 _DIALOGUE = re.compile(r"\s*[-–—‐]")
 _SENTENCE_END = re.compile(r"[.!?…。！？:][\"'”’»)\]]*\s*\Z")
+_LINE_BREAK = re.compile(r"(?<!\s)\s*\r?\n\s*")  # with all blanks around it
 _BREAK = re.compile(r"(?<=[^\s\0]) (?=\S)|(?<=[，。、；：！？…])(?=[^\s\1，。、；：！？…”’」』）])")
 
 
@@ -70,17 +71,18 @@ def _sentences(lines: list[str]) -> list[list[str]]:
 
 def _pieces(text: str) -> tuple[list[InlinePiece], list[int]]:
     pieces, sizes, place = [], [], 0
+    closes_voice = "</v" in text
 
     def add_text(end: int) -> None:
         if end > place:
             raw = text[place:end]
-            pieces.append(InlinePiece("text", re.sub(r"\s*\r?\n\s*", " ", raw)))
+            pieces.append(InlinePiece("text", _LINE_BREAK.sub(" ", raw)))
             sizes.append(len(raw))
 
     for match in STYLE.finditer(text):
         add_text(match.start())
         name = match[2]
-        is_alone = name is None or (name == "v" and f"</{name}" not in text)
+        is_alone = name is None or (name == "v" and not closes_voice)
         kind = "alone" if is_alone else "close" if match[1] else "open"
         pieces.append(InlinePiece(kind, match[0], name or ""))  # type: ignore[arg-type]
         sizes.append(len(match[0]))

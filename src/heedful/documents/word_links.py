@@ -1,6 +1,7 @@
 """Words of a text and of its translation, and which belong together."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -72,7 +73,8 @@ class Links:
     """The units of a text and of its translation.
 
     Attributes:
-        weights: (T, S): for each unit of the translation its weight on each unit of the text.
+        weights: (T, S): for each unit of the translation its weight on each unit of the text; None:
+            of a copy of the text, each of whose units is linked with itself.
         linked: for each unit of the translation the unit of the text with the largest weight, of
             words a word, of marks an equal mark; -1: none.
         sure: False: this link is a guess.
@@ -80,9 +82,15 @@ class Links:
 
     source: Sequence[WordUnit]
     target: Sequence[WordUnit]
-    weights: "Float[np.ndarray, 'T S']"
+    weights: "Float[np.ndarray, 'T S'] | None"
     linked: Sequence[int]
     sure: Sequence[bool]
+
+    def weight(self, rows: range, columns: Sequence[int]) -> float:
+        """The sum of the weights of some units of the translation on some of the text."""
+        if self.weights is None:
+            return float(sum(column in rows for column in columns))
+        return float(self.weights[rows.start : rows.stop, columns].sum())
 
 
 def link_words(
@@ -103,6 +111,8 @@ def link_words(
     target_units = units_of(target, alignment.target if alignment else ())
     words = [source[unit.start : unit.end] for unit in units]
     target_words = [target[unit.start : unit.end] for unit in target_units]
+    if alignment is None and source.strip() == target and words == target_words:
+        return _of_copy(units, target_units, cuts)
     if alignment is None:
         weights = _by_order(words, target_words)
         sure = [bool(row.any()) for row in (weights == 1)]
@@ -122,19 +132,39 @@ def link_words(
     return _with_cuts(links, words, target_words, cuts) if cuts else links
 
 
+def _of_copy(
+    units: Sequence[WordUnit], target_units: Sequence[WordUnit], cuts: Sequence[int]
+) -> Links:
+    """The links of a text and a copy of it, which may be long: no model has read it."""
+    inside = [*_cuts_inside(units, cuts)]
+    source, target = (
+        [*chain.from_iterable(map(WordUnit.cut_at, side, inside))] for side in (units, target_units)
+    )
+    is_short = len(units) * len(target_units) <= _MOST_MATCHED
+    return Links(source, target, None, range(len(target)), [is_short] * len(target))
+
+
+def _cuts_inside(units: Sequence[WordUnit], cuts: Sequence[int]) -> Iterator[list[int]]:
+    """For each unit the cuts in it, as places from its start."""
+    places = sorted({*cuts})
+    for start, end, _ in units:
+        first, stop = bisect_right(places, start), bisect_left(places, end)
+        yield [place - start for place in places[first:stop]]
+
+
 def _with_cuts(
     links: Links, words: Sequence[str], target_words: Sequence[str], cuts: Sequence[int]
 ) -> Links:
     """The links of parts of words, where a linked word has the same parts."""
     import numpy as np
 
+    assert links.weights is not None
     source_cuts: dict[int, list[int]] = {}
     target_cuts: dict[int, Sequence[int]] = {}
+    inside = [*_cuts_inside(links.source, cuts)]
     for index, own in enumerate(links.linked):
-        start, end, _ = links.source[own] if own >= 0 else WordUnit(0, 0)
-        inside = [cut - start for cut in dict.fromkeys(cuts) if start < cut < end]
-        if own >= 0 and (places := _same_cuts(words[own], target_words[index], inside)):
-            source_cuts[own], target_cuts[index] = inside, places
+        if own >= 0 and (places := _same_cuts(words[own], target_words[index], inside[own])):
+            source_cuts[own], target_cuts[index] = inside[own], places
     source = [unit.cut_at(source_cuts.get(own, ())) for own, unit in enumerate(links.source)]
     target = [unit.cut_at(target_cuts.get(own, ())) for own, unit in enumerate(links.target)]
     firsts = [0, *accumulate(map(len, source))]

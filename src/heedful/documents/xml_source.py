@@ -69,7 +69,7 @@ class XmlSource:
         """The start tag of an element with other values of attributes; None: without it."""
         tag = self.raw(node.start, node.inner)
         for name, value in attributes.items():
-            pattern = re.compile(rf"(\s+){re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')")
+            pattern = re.compile(rf"(?<!\s)(\s+){re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')")
             if value is None:
                 tag = pattern.sub("", tag, count=1)
             elif pattern.search(tag):

@@ -14,7 +14,7 @@ from heedful.fidelity.pieces import find_pieces
 _TURKIC = ("tr", "az")  # whose i keeps its dot in upper case, and ı has none
 _DOTTED = str.maketrans({"i": "İ", "ı": "I"})
 _TITLE_WORD = re.compile(r"[^\W\d_]\w*(?:['’]\w+)*")
-_STOP = re.compile(r"\s*[.!?…。！？।؟]+\s*\Z")
+_STOPS = ".!?…。！？।؟"
 _LETTERS = re.compile(r"[^\W\d_]{4,}")
 _TYPO_SHARE = 0.1  # of the words of four letters or more
 
@@ -72,12 +72,14 @@ def _upper(text: str, language: str | None) -> str:
 
 def _without_stop(text: str) -> str | None:
     """A text without the marks at its end; None: it has none, or nothing else."""
-    match = _STOP.search(text)
-    if match is None or not any(map(str.isalnum, text[: match.start()])):
+    whole = text.rstrip()
+    bare = whole.rstrip(_STOPS)
+    start = len(bare.rstrip())
+    if bare == whole or not any(map(str.isalnum, text[:start])):
         return None
-    if any(piece.end > match.start() for piece in find_pieces(text)):
+    if any(piece.end > start for piece in find_pieces(text)):
         return None
-    return text[: match.start()]
+    return text[:start]
 
 
 def _between_pieces(text: str) -> list[tuple[int, str]]:
