@@ -207,7 +207,7 @@ class _Ends:
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
-        """Those of each name, in order."""
+        """The places of the end tags of each name, in order."""
         places: dict[str, list[int]] = {}
         for match in _END_TAG.finditer(self._source):
             places.setdefault(match[1].lower(), []).append(match.start())

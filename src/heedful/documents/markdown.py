@@ -45,7 +45,7 @@ _MARK_END = re.compile(r"(?<![\s*])\*{1,3}|(?<![\s_])_{1,3}|(?<![\s~])~~")
 # Marks around a text, with the character behind them.
 _LAST_MARKS, _FIRST_MARKS = re.compile(r"[^*_~]?[*_~]*\Z"), re.compile(r"\A[*_~]*[^*_~]?")
 _EDGE = 12  # characters around a text that are read for its marks
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_COMMENT = re.compile(r"(?P<comment><!--.*?-->)", re.DOTALL)
 _TAG_NAME = re.compile(r"<(/?)([a-zA-Z][\w-]*)")
 # Of HTML without a text: what begins it, the whole of it, and tags.
 _HIDDEN_START = re.compile(r"<!--|<(?:script|style)\b", re.IGNORECASE)

@@ -69,8 +69,9 @@ class _Text:
     """The words of a text.
 
     Attributes:
-        folded: the words without regard to case.
-        places: the indices of each of these.
+        words: with their places in the text.
+        folded: each word without regard to case.
+        places: for each folded word its indices in `words`, ascending.
     """
 
     def __init__(self, text: str) -> None:
