@@ -14,6 +14,7 @@ from commands import Commands
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
 # Settings that make a run short, by recipe; added to each `heedful train` of a recipe.
 STEPS = ("training.max_steps=4", "training.evaluate_every=2", "model.d_model=16", "model.d_ff=16")
 ONE_STACK = (*STEPS, "model.num_heads=2", "model.num_layers=1")
@@ -30,7 +31,7 @@ def blocks(language: str) -> list[str]:
 
 
 def documented_commands() -> list[str]:
-    lines = "\n".join(blocks("bash")).splitlines()
+    lines = re.sub(r"\\\n +", "", "\n".join(blocks("bash"))).splitlines()
     return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
@@ -95,7 +96,7 @@ def output_after(code: str) -> str:
 
 
 def test_length_and_targets() -> None:
-    assert README.count("\n") <= 110
+    assert max(README.count("\n"), CHINESE.count("\n")) <= 110
     targets = [command for command in documented_commands() if command.startswith("make ")]
     assert {"make demo", "make test"} <= set(targets)
     for target in [*targets, "make setup"]:
@@ -113,8 +114,7 @@ def test_results_are_those_of_the_benchmarks() -> None:
 def test_the_chinese_readme_has_the_same_code() -> None:
     """So that the commands which the other tests run are those of both."""
     code = re.compile(r"^```\w+\n.*?^```", re.DOTALL | re.MULTILINE)
-    chinese = (ROOT / "README.zh.md").read_text(encoding="utf-8")
-    assert code.findall(chinese) == code.findall(README)
+    assert code.findall(CHINESE) == code.findall(README)
 
 
 def test_every_command_is_run_by_a_test() -> None:
