@@ -354,6 +354,12 @@ RULES = {
         "training": {"max_minutes": 1, "schedule": {"name": "linear"}}
     },
     "set name to adamw": {"training": {"max_steps": 1, "optimizer": {"weight_decay": 0.1}}},
+    "min_lr_ratio has no effect with constant": {
+        "training": {"max_steps": 1, "schedule": {"name": "constant", "min_lr_ratio": 0.1}}
+    },
+    "average_of: best has no effect without a mean": {
+        "training": {"max_steps": 1, "average_of": "best"}
+    },
     "evaluation.metric bleu needs decoded text": {
         "training": {"max_steps": 1},
         "evaluation": {"metric": "bleu", "decode_sentences": 0},

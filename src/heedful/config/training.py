@@ -95,6 +95,15 @@ class Schedule(Strict):
         description="Learning rate of cosine and linear at the last step, as a ratio of the peak.",
     )
 
+    @model_validator(mode="after")
+    def _check_min_lr_ratio(self) -> Self:
+        if self.min_lr_ratio and self.name in SCHEDULES_WITHOUT_END:
+            raise UserError(
+                f"min_lr_ratio has no effect with {self.name}, whose rate does not depend on the "
+                "last step; set it to 0, or use cosine or linear"
+            )
+        return self
+
 
 class Training(Strict):
     """Optimizer steps, evaluations, checkpoints and the end of a run."""
@@ -266,3 +275,12 @@ class Training(Strict):
     tensorboard: bool = Field(
         False, description="Write TensorBoard event files (pip install 'heedful[tensorboard]')."
     )
+
+    @model_validator(mode="after")
+    def _check_average(self) -> Self:
+        if self.average_of == "best" and self.average_checkpoints == 1:
+            raise UserError(
+                "average_of: best has no effect without a mean; set average_checkpoints to 2 or "
+                "more"
+            )
+        return self

@@ -39,7 +39,7 @@ class Counts:
             (self.to_review, "to review"),
             (self.blank, "without a translation"),
         ]
-        parts = [f"{self.segments:,} segments"]
+        parts = [f"{self.segments:,} segment{'' if self.segments == 1 else 's'}"]
         parts += [f"{count:,} {what}" for count, what in named if count]
         if self.skipped:
             listed = ", ".join(f"{what} {count:,}" for what, count in self.skipped.items())
