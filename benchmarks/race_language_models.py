@@ -13,6 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
+from heedful.training.optimizer import has_native_bf16
 from race_clock import Clock, timed_lines
 from race_environments import SOURCE
 from race_logits import CONTEXT
@@ -176,7 +179,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
     Sources: "Pretrain on custom data" of tutorials/pretrain.md (the model, the data module
     TextFiles, AdamW with its rate), config_hub/pretrain/debug.yaml (warm-up, weight decay). Changed
     for the text: characters; batches of nanoGPT's CPU settings, since the default of 512 windows is
-    a twenty-seventh of the text; 32-bit numbers, as in nanoGPT's on a CPU.
+    a twenty-seventh of the text; mixed precision where the processor has bf16.
     """
     name = "race"
     size = {"n_layer": LAYERS if is_tiny else 6, "n_embd": WIDTH, "n_head": HEADS}
@@ -192,7 +195,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
             "padded_vocab_size": count,
         },
         "out_dir": "out",
-        "precision": "32-true",
+        "precision": "bf16-mixed" if has_native_bf16(torch.device("cpu")) else "32-true",
         "tokenizer_dir": "tokenizer",
         "logger_name": "csv",
         "data": {

@@ -159,8 +159,8 @@ TASKS = {
         "start. `trainer` is transformers' Trainer with the settings of its guide to text "
         "classification, `-tuned` with those of heedful's recipe, and `-pretrained` trains a "
         "masked language model of the training text first, as heedful-pretrained does: both with "
-        "the settings of heedful's recipe and as many steps as the time allows. Trainer computes "
-        "in 32-bit numbers, its default, heedful in those that its recipe chooses. Lines of "
+        "the settings of heedful's recipe and as many steps as the time allows. All train "
+        "in mixed precision where the processor has bf16. Lines of "
         "configuration are those of the program that a user of Trainer writes. Test texts a second "
         "include the start of the command. Each system ran once, and dev is small: differences of "
         "two points are within chance.",

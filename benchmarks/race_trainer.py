@@ -78,6 +78,7 @@ def settings(options: argparse.Namespace, out: str, **more: object) -> TrainingA
         adam_beta2=options.beta2,
         logging_steps=options.log_every,
         seed=42,
+        bf16=options.bf16,
         use_cpu=True,
         disable_tqdm=True,
         report_to="none",
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--smoothing", type=float, default=0.0)
     parser.add_argument("--log-every", type=int, default=20)
+    parser.add_argument("--bf16", action="store_true")
     options = parser.parse_args()
     began = time.monotonic()
     stages[options.stage](options)
