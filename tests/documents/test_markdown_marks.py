@@ -145,6 +145,34 @@ def test_emphasis_that_touches_is_read_as_it_was_meant(outer: str) -> None:
         assert elements_of(render(written)) == elements_of(meant), written
 
 
+def test_emphasis_of_many_words_is_that_of_one() -> None:
+    """Each pair apart is decided alone, in a time that is linear in their number."""
+    mark = "**"
+    word = [
+        InlinePiece("text", "字"),
+        *(InlinePiece("open", mark, mark), InlinePiece("text", "“字”")),
+        InlinePiece("close", mark, mark),
+    ]
+    once = with_emphasis([*word, *word], "", "")
+    assert once == ["字", "<strong>", "“字”", "</strong>"] * 2
+    assert with_emphasis(word * 3_000, "", "") == once * 1_500
+
+
+@pytest.mark.parametrize("text", ["a", "“a”"])
+def test_emphasis_of_many_words_that_touch_is_read(text: str) -> None:
+    touching = [
+        piece
+        for _ in range(400)
+        for piece in (
+            InlinePiece("open", "*", "*"),
+            InlinePiece("text", text),
+            InlinePiece("close", "*", "*"),
+        )
+    ]
+    html = MarkdownIt("commonmark").renderInline("".join(with_emphasis(touching, "", "")))
+    assert html == f"<em>{text}</em>" * 400
+
+
 def first_code(text: str) -> str:
     """A translation that begins with its code or emphasis."""
     [code] = re.findall(r"<g1>.*</g1>|<x1/>", text)

@@ -7,6 +7,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 
 from heedful.data.inline import InlinePiece
 
@@ -20,6 +21,7 @@ _ELEMENTS = {
     "~~": ("<del>", "</del>"),
 }
 MARKS = frozenset(_ELEMENTS)
+_MOST_TOGETHER = 32  # pairs, of which each is tried as marks
 
 
 def with_emphasis(pieces: Sequence[InlinePiece], before: str, behind: str) -> list[str]:
@@ -43,19 +45,58 @@ def with_emphasis(pieces: Sequence[InlinePiece], before: str, behind: str) -> li
     ]
     raws = [piece.raw for piece in whole]
     outside = len(outer) + 1  # pieces on each side that are not changed
-    pairs = list(_pairs(whole))
-    if not _is_read(raws, pairs):
-        inner = [(first, last, raws[first]) for first, last in pairs if first >= outside]
-        for first, last, mark in inner:
-            raws[first], raws[last] = _ELEMENTS[mark]
-        for first, last, mark in inner:
-            for form in dict.fromkeys((mark, mark.replace("_", "*"), mark.replace("*", "_"))):
-                raws[first] = raws[last] = form
-                if _is_read(raws, pairs):
-                    break
-            else:
-                raws[first], raws[last] = _ELEMENTS[mark]
+    for start, end, pairs in _groups(raws, sorted(_pairs(whole))):
+        inner = [(first - start, last - start) for first, last in pairs if first >= outside]
+        fixed = [(first - start, last - start) for first, last in pairs if first < outside]
+        raws[start:end] = _rewritten(raws[start:end], sorted(inner, key=itemgetter(1)), fixed)
     return raws[outside : len(raws) - outside]
+
+
+def _groups(
+    raws: Sequence[str], pairs: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """The pairs that touch or are in each other, with the range of their pieces.
+
+    The range has the text around them too. Text is between the groups, so that the marks of one do
+    not change how those of another are read.
+    """
+    groups: list[list[tuple[int, int]]] = []
+    end = before = 0
+    for first, last in pairs:
+        if not groups or any(raws[end + 1 : first]):
+            groups.append([])
+        groups[-1].append((first, last))
+        end = max(end, last)
+    for index, group in enumerate(groups):
+        behind = groups[index + 1][0][0] if index + 1 < len(groups) else len(raws)
+        yield before, behind, group
+        before = max(last for _, last in group) + 1
+
+
+def _rewritten(
+    raws: list[str], inner: Sequence[tuple[int, int]], fixed: Sequence[tuple[int, int]]
+) -> list[str]:
+    """The pieces of a group with other marks or tags for the inner pairs, if need be.
+
+    Of very many that touch or are in each other, each would be read once for every other: all are
+    tags then.
+    """
+    pairs = [*inner, *fixed]
+    if _is_read(raws, pairs):
+        return raws
+    marks = [raws[first] for first, _ in inner]
+    for mark, (first, last) in zip(marks, inner, strict=True):
+        raws[first], raws[last] = _ELEMENTS[mark]
+    if len(inner) > _MOST_TOGETHER:
+        return raws
+    for mark, (first, last) in zip(marks, inner, strict=True):
+        for form in dict.fromkeys((mark, mark.replace("_", "*"), mark.replace("*", "_"))):
+            raws[first] = raws[last] = form
+            if _is_read(raws, pairs):
+                break
+        else:
+            raws[first], raws[last] = _ELEMENTS[mark]
+    return raws
 
 
 def _outer_marks(before: str, behind: str) -> list[str]:
