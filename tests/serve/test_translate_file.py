@@ -12,6 +12,7 @@ import pytest
 
 from document_samples import DOCX_RUNS, SRT, TEXTS, make_docx
 from heedful.documents import FORMATS, read_document
+from heedful.serve.errors import HttpError
 from heedful.serve.multipart import fields_of
 from running_server import running, wait_for_free_slots
 
@@ -214,6 +215,28 @@ def test_names_of_a_form_need_no_quotes() -> None:
         ("file", base64.b64encode(b"a dog").decode()),
         ("filename", "a.txt"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["multipart/mixed", "multipart/form-data", "message/rfc822"])
+def test_the_content_of_a_part_is_not_parsed(kind: str) -> None:
+    """Forms in forms took seconds, since every line was read once for each of them."""
+    content = "".join(
+        f"--b{depth}\r\nContent-Type: {kind}; boundary=b{depth + 1}\r\n\r\n" for depth in range(800)
+    )
+    content += "line\r\n" * 100_000
+    head = f"Content-Disposition: form-data; name=q\r\nContent-Type: {kind}; boundary=b0\r\n\r\n"
+    body = f"--a\r\n{head}{content}\r\n--a--\r\n".encode()
+    assert fields_of("multipart/form-data; boundary=a", body) == [("q", content)]
+
+
+def test_a_form_may_have_a_hundred_parts() -> None:
+    part = b"--a\r\nContent-Disposition: form-data; name=q\r\n\r\n--ab\n--a-\r\n"
+    assert (
+        fields_of("multipart/form-data; boundary=a", part * 100 + b"--a--")
+        == [("q", "--ab\n--a-")] * 100
+    )
+    with pytest.raises(HttpError, match="more than 100"):
+        fields_of("multipart/form-data; boundary=a", part * 101 + b"--a--")
 
 
 def test_an_unknown_file_is_404(served: Any) -> None:

@@ -1,7 +1,9 @@
 """Forms with files (multipart/form-data, RFC 7578) as the fields of a JSON body."""
 
 import base64
+import itertools
 import re
+import secrets
 from email.errors import MessageError
 from email.message import Message
 from email.parser import BytesParser
@@ -11,7 +13,19 @@ from heedful.serve.errors import HttpError
 
 MEDIA_TYPE = "multipart/form-data"
 _MAX_PARTS = 100
+# The type by which the parser knows the form itself, in place of the client's. No client can name
+# it in a part: the parser would read each line once for every form around it.
+_FORM = f"multipart/{secrets.token_hex(16)}"
 _PARAMETER = re.compile(r';\s*(\w+)=(?:"([^"]*)"|([^\s";]+))')  # .NET's clients quote no word
+
+
+class _Part(Message):
+    """The form, or one of its parts, whose content is not parsed."""
+
+    def get_content_type(self) -> str:
+        """The type of the form; of a part always that of bytes."""
+        found = super().get_content_type()
+        return found if found == _FORM else "application/octet-stream"
 
 
 def fields_of(content_type: str, body: bytes) -> list[tuple[str, str]]:
@@ -21,11 +35,15 @@ def fields_of(content_type: str, body: bytes) -> list[tuple[str, str]]:
         HttpError: 400 for a body without parts, or with too many; a field that is not UTF-8; a
             second file.
     """
-    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    parameters = content_type.partition(";")[2]
+    head = f"Content-Type: {_FORM};{parameters}\r\n\r\n".encode("latin-1", "replace")
     try:
-        message: Message = BytesParser(policy=compat32).parsebytes(head + body)
-        parts = message.get_payload()
-        if not isinstance(parts, list) or not 0 < len(parts) <= _MAX_PARTS:
+        parser = BytesParser(_Part, policy=compat32)
+        boundary = str(parser.parsebytes(head).get_boundary("")).encode("ascii", "surrogateescape")
+        begins = re.finditer(rb"^--%s[ \t]*\r?$" % re.escape(boundary), body, re.MULTILINE)
+        count = sum(1 for _ in itertools.islice(begins, _MAX_PARTS + 1))
+        parts = parser.parsebytes(head + body).get_payload() if 0 < count <= _MAX_PARTS else []
+        if not isinstance(parts, list) or not parts:
             raise HttpError(400, f"the form has no parts, or more than {_MAX_PARTS}")
         fields: list[tuple[str, str]] = []
         for part in parts:
