@@ -226,8 +226,22 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
         )
         if isinstance(node, yaml.ScalarNode):
             node.value.encode()  # refuses half of a surrogate pair
+        if isinstance(node, yaml.MappingNode):
+            _refuse_repeated_keys(node)
         known[id(node)] = 1 + sum(_count_nodes(child, known) for child in children)
     return known[id(node)]
+
+
+def _refuse_repeated_keys(node: yaml.MappingNode) -> None:
+    """Raise an error for a key that stands twice (YAML 1.2.2, section 3.2.1.3), which PyYAML takes
+    from its last place."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                problem = f"the key {key.value} stands twice; keep one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
 
 
 def recipe_path(recipe: str | PathLike[str], folder: Path = Path()) -> Path:

@@ -269,6 +269,12 @@ def _listeners(
     stack.callback(log.close)
     listeners: list[Listener] = [log.on]
     if resume:
+        last = recipe.training.max_steps
+        if last is not None and step is not None and step > last:
+            raise UserError(
+                f"training.max_steps is {last:,}, but the run in {out} has {step:,} steps; give "
+                "more than that to continue it"
+            )
         save_recipe(recipe, out / "recipe.yaml")
     if recipe.training.tensorboard:
         board = TensorBoardLog(out / "tensorboard", resume_step=step)

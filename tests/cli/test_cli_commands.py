@@ -406,6 +406,17 @@ def test_evaluate_running_text(commands, models, opened, tmp_path):
     assert f"note: {noted}{score.num_tokens}\n" in ended.err
 
 
+def test_evaluate_notes_characters_that_the_tokenizer_drops(commands, models, opened, tmp_path):
+    """They make bits per character look better: the model does not predict them."""
+    (tmp_path / "text").write_text("the cat       sat\n" * 5)
+    ended = commands.run("evaluate", models["lm"], "-i", tmp_path / "text")
+    kept = len(opened["lm"].tokenizer.normalize("the cat       sat\n" * 5))
+    assert kept == len("the cat sat " * 5) - 1
+    assert f"it reads {kept} of 90, and bits per character" in " ".join(ended.err.split())
+    (tmp_path / "text").write_text("the cat sat " * 20)
+    assert "it reads" not in commands.run("evaluate", models["lm"], "-i", tmp_path / "text").err
+
+
 def test_evaluate_and_score_read_as_training_does(commands, models, tmp_path):
     """A byte order mark, Windows line breaks and gzip change nothing, in running text and pairs."""
     text = "the cat sat\na dog runs\n"

@@ -237,6 +237,18 @@ def test_numbers_and_booleans_are_those_of_yaml_1_2():
     assert overridden("rhyme", "training.seed=010").training.seed == 10
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("a: 1\nb: 2\na: 3\n", "line 3: the key a"), ("a:\n- {b: 1, b: 1}\n", "line 2: the key b")],
+)
+def test_a_key_that_stands_twice_is_refused(text, place):
+    """The first value was dropped without a word."""
+    with pytest.raises(UserError, match=f"a file, {place} stands twice"):
+        parse_yaml(text, "a file")
+    merged = "x: &x {a: 1, b: 2}\ny: {<<: *x, a: 3}\nz: {<<: *x}\n"
+    assert parse_yaml(merged, "a file")["y"] == {"a": 3, "b": 2}
+
+
 def test_a_recipe_with_a_name_that_begins_as_a_boolean_is_written_and_read(tmp_path):
     recipe = overridden("rhyme", "data.train.text=true_pairs.txt")
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")

@@ -231,3 +231,12 @@ def test_blocks_of_plain_files_are_sent_as_places_in_them(
     plain.write_bytes(plain.read_bytes()[:-1])
     with pytest.raises(UserError, match="became shorter while it was read"):
         pickle.loads(sent[-1]).data(0)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_beside_utf_8_is_named(encoding: str, tmp_path: Path) -> None:
+    """It was an error about the numbers of lines."""
+    (tmp_path / "a").write_text("x\ny\n")
+    (tmp_path / "b").write_bytes("\ufeffਊ x\ny\n".encode(encoding))
+    with pytest.raises(UserError, match="b is UTF-16; convert it to UTF-8"):
+        list(read_line_blocks([tmp_path / "a", tmp_path / "b"]))

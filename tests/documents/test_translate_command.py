@@ -41,6 +41,11 @@ def test_a_catalogue_with_a_memory(commands: Any, model: Path, tmp_path: Path) -
     assert result.code == 2
     assert "no --tgt-lang de" in result.err
     source.write_text(PO.replace('UTF-8\\n"', 'UTF-8\\n"\n"Language: de\\n"'))
+    (tmp_path / "wrong.tsv").write_text("tgt\tsrc\nx\ty\n")
+    result = translate("-i", source, "-o", output, "--memory", tmp_path / "wrong.tsv")
+    assert (result.code, output.exists()) == (2, False)
+    assert "exchange the columns" in result.err
+    assert "data.train" not in result.err
     result = translate("-i", source, "-o", output, "--memory", memory)
     assert result.code == 0, result.err
     assert "1 from the memory" in result.err

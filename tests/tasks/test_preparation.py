@@ -188,6 +188,36 @@ def test_an_unfinished_preparation_can_be_removed_and_wrong_data_leave_none(
     assert not [entry for entry in cache.iterdir() if entry.is_dir()]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("src_field", 2), ("tgt_field", "x"), ("header", True)]
+)
+def test_columns_of_files_of_lines_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path)
+    train = recipe.data.train.model_copy(update={name: value})
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
+    with pytest.raises(ValueError, match=f"data.train.{name} is of a table"):
+        prepare(recipe, tmp_path / "cache")
+
+
+def test_keys_of_a_new_tokenizer_are_noted_beside_an_existing_one(tmp_path: Path) -> None:
+    data = prepare(recipe_of(tmp_path, valid_size=9), tmp_path / "cache")
+    size = data.tokenizer.vocab_size
+
+    def notes(**keys: Any) -> list[str]:
+        recipe = recipe_of(tmp_path, valid_size=9)
+        keys = {"kind": "bpe", "vocab_size": "auto", **keys}
+        recipe = recipe.replace({f"tokenizer.{key}": value for key, value in keys.items()})
+        lines: list[str] = []
+        task = plugins.task.get(recipe.task)(recipe)
+        prepared_data.prepare(task, tmp_path / "cache", Inherited(data.tokenizers), lines.append)
+        return [line for line in lines if line.startswith("note: the tokenizer")]
+
+    assert notes() == notes(vocab_size=size) == []
+    [line] = notes(kind="char", vocab_size=size + 1, lowercase=True)
+    for key, value in (("kind", "bpe"), ("vocab_size", size), ("lowercase", "false")):
+        assert f"tokenizer.{key} has no effect, it is {value}" in line
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -308,6 +308,10 @@ def test_a_finished_run_can_be_extended(commands, tmp_path):
             )
             assert done.code == 0, done.err
     assert "max_steps: 12\n" in (tmp_path / "parts" / "recipe.yaml").read_text()
+    ended = commands.train(recipe, tmp_path / "parts", "--resume", "--set", "training.max_steps=5")
+    assert ended.code == 2
+    assert "has 12 steps" in ended.err
+    assert "max_steps: 12\n" in (tmp_path / "parts" / "recipe.yaml").read_text()
     whole, parts = (load_tensors(tmp_path / out / LAST / WEIGHTS) for out in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)

@@ -328,11 +328,15 @@ def _memory(path: Path, source: str | None, target: str | None) -> dict[str, str
     """The pairs of a file as a translation memory."""
     from heedful.data.row_files import open_rows
     from heedful.data.rows import collect
+    from heedful.data.tsv import ColumnOrderError
     from heedful.documents import memory_of
 
     named = {"src": source, "tgt": target}
     languages = {side: code for side, code in named.items() if code is not None}
-    rows = collect(open_rows([path], {"src": None, "tgt": None}, languages=languages))
+    try:
+        rows = collect(open_rows([path], {"src": None, "tgt": None}, languages=languages))
+    except ColumnOrderError as error:
+        raise UserError(f"--memory: {error.problem}; exchange the columns") from None
     return memory_of(zip(rows["src"], rows["tgt"], strict=True))
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
 EvaluationOutput = tuple[list[str] | None, dict[str, Any], Entries, Entries]
+_MIN_READ = (
+    0.99  # share of a text's characters that its tokenizer keeps, below which a note says so
+)
 _MOST_COLUMNS = 12  # of a confusion matrix that is printed
 
 
@@ -275,6 +278,12 @@ def _evaluate_text(
     if not score.num_tokens:
         raise UserError(f"{path} is too short: it has a single token, and nothing to predict")
     tokenizer = model.tokenizer
+    num_read = len(tokenizer.normalize(content))
+    if num_read < _MIN_READ * len(content):
+        note(
+            f"the tokenizer joins blanks or drops characters: it reads {num_read:,} of "
+            f"{len(content):,}, and bits per character and per byte are those of all"
+        )
     num_unknown = tokenizer.encode(content).count(tokenizer.unk_id)
     if num_unknown:
         note(

@@ -1,5 +1,6 @@
 """Lines of text files: UTF-8, plain or compressed, one by one or in blocks."""
 
+import codecs
 import gzip
 import zipfile
 import zlib
@@ -331,6 +332,10 @@ def _raise_long_line(name: str, number: int) -> NoReturn:
 
 
 def _raise_different_lengths(paths: Sequence[Path]) -> NoReturn:
+    for path in paths:
+        first = next(_raw_lines(path), b"")
+        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{path} is UTF-16; convert it to UTF-8")
     counts = [f"{path} has {sum(1 for _ in _raw_lines(path))}" for path in paths]
     raise UserError(
         " lines but ".join(counts) + "; line n of one must belong to line n of the other"

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from pydantic import TypeAdapter
 
-from heedful.config import Recipe
+from heedful.config import Recipe, default_values
 from heedful.data.columns import Columns, ColumnsWriter, open_columns, write_columns
 from heedful.data.encoding import ChunkEncoder, Encoder, encode_rows
 from heedful.data.labels import ProblemType, count_labels, label_columns, label_counts, label_names
@@ -76,7 +76,21 @@ def prepare(task: Task, cache: Path, inherited: Inherited, print_line: PrintLine
         summary.check_labels()
     for line in summary.lines():
         print_line(line)
+    if inherited.tokenizers and (ignored := _ignored_keys(recipe, inherited.tokenizers[0])):
+        print_line(f"note: the tokenizer is an existing one: {ignored}")
     return data
+
+
+def _ignored_keys(recipe: Recipe, tokenizer: Tokenizer) -> str:
+    """The keys of a new tokenizer that are set otherwise than an existing one is."""
+    values, defaults = recipe.values(), default_values(recipe.task)
+    actual = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
+    actual["lowercase"] = tokenizer.lowercases
+    return ", ".join(
+        f"tokenizer.{name} has no effect, it is {str(value).lower()}"
+        for name, value in actual.items()
+        if values.get(f"tokenizer.{name}") not in (defaults[f"tokenizer.{name}"], None, value)
+    )
 
 
 def open_data(directory: Path, start_id: int | None) -> RunData:

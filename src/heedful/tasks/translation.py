@@ -341,6 +341,9 @@ class GeneratedPairs(Translation):
         return RawData(rows)
 
 
+_OF_TABLES = ("src_field", "tgt_field", "header")
+
+
 def open_pairs(entry: SplitFiles, recipe: Recipe) -> FileRows:
     """The pairs of two line-parallel files, or of files with both sides."""
     files, (src, tgt) = entry.files, languages_of(recipe, entry.corpus)
@@ -350,5 +353,10 @@ def open_pairs(entry: SplitFiles, recipe: Recipe) -> FileRows:
             {"src": files.src_field, "tgt": files.tgt_field},
             header=files.header,
             languages={side: tag for side, tag in (("src", src), ("tgt", tgt)) if tag},
+        )
+    if given := [name for name in _OF_TABLES if getattr(files, name) is not None]:
+        raise UserError(
+            f"{entry.key}.{given[0]} is of a table, which file names; src and tgt are files of "
+            "lines without columns: leave it out"
         )
     return open_rows({"src": resolve_paths(files.src), "tgt": resolve_paths(files.tgt)})
