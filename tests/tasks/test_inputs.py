@@ -49,6 +49,13 @@ def test_absolute_paths_and_shipped_files_ignore_the_data_folder():
     assert split_files(recipe)[0].files.text == ["/a/b", str(RECIPES / "rhyme.txt"), "there/c"]
 
 
+def test_a_column_of_plain_text_is_refused(tmp_path):
+    recipe = recipe_of("language_modeling", tmp_path)
+    recipe = recipe.replace({"data.train.text_field": "body"})
+    with pytest.raises(UserError, match="text_field body is a column of tables"):
+        PreparedTask(recipe, tmp_path / "run")
+
+
 TWICE = ["red dog sees", "old cat sees the cow", "big cow sees"]  # held out, and in training too
 
 

@@ -12,7 +12,7 @@ from heedful.config import DEFAULT_TEXT_SHARE, Files, Filters, Recipe
 from heedful.data.buckets import BatchShape, batch_shapes
 from heedful.data.filters import Filter, make_filters
 from heedful.data.plans import BLOCK_ROWS
-from heedful.data.row_files import FileRows, open_rows
+from heedful.data.row_files import FileRows, format_of, open_rows
 from heedful.data.rows import CORPUS, LABEL, Rows
 from heedful.data.scan import Scan, corpus_tails
 from heedful.data.splits import Split
@@ -52,8 +52,15 @@ def check_sources(recipe: Recipe, keys: TaskKeys) -> None:
 def open_texts(files: Files, recipe: Recipe) -> FileRows:
     """Texts of plain files, or the texts of files of labeled texts or pairs, one per row."""
     if not resolve_paths(files.file):
+        paths = resolve_paths(files.text)
+        is_plain = paths and all(format_of(path) == "text" for path in paths)
+        if is_plain and files.text_field is not None:
+            raise UserError(
+                f"text_field {files.text_field} is a column of tables, and {paths[0]} is plain "
+                "text: leave text_field out"
+            )
         return open_rows(
-            resolve_paths(files.text),
+            paths,
             {"text": files.text_field},
             unit=recipe.data.text_unit,
             header=files.header,
