@@ -177,6 +177,7 @@ def test_codes_of_a_translation_have_the_tags_of_its_source(tmp_path: Path) -> N
         (f"a {line}", f"&lt;x1/> {line}{line}", ("a <x1/>", "<x1/> <x2/><x3/>")),
         (f"a {line}", f"{line}{line}", ("a <x1/>", "<x1/><x2/>")),
         (f"{line}", "<hi x='2'>a</hi>", ("<x1/>", "<g1>a</g1>")),
+        ("&lt;g1>a&lt;/g1>", "<hi>b</hi>", ("<g1>a</g1>", "<g2>b</g2>")),  # text of the source
     ):
         tuvs = f'<tuv xml:lang="en"><seg>{source}</seg></tuv><tuv xml:lang="de"><seg>{target}</seg>'
         content = f'<tmx version="1.4"><body><tu>{tuvs}</tuv></tu></body></tmx>'

@@ -495,6 +495,38 @@ def test_a_memory_with_other_tags_is_not_used() -> None:
     assert (counts.from_memory, counts.translated) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("a.html", "<p>{}</p>"),
+        ("a.po", 'msgid "{}"\nmsgstr ""\n'),
+        ("a.xlf", XLIFF.replace("Four</source", "{}</source")),
+        ("a.txt", "{}"),
+    ],
+)
+def test_a_memory_with_tags_that_the_text_lacks_is_not_used(name: str, page: str) -> None:
+    """They were written as text. Tags that are text in both stay."""
+    code = "<g id='7'>Save</g> it" if name == "a.xlf" else "<b>Save</b> it"
+    texts = [
+        ("Save it", "Save it", "<g1>Es</g1> sichern", False),
+        ("Save it", "Save it", "<x1/>Es sichern", False),
+        ("Use it", "Use it", "Es nutzen", True),
+    ]
+    if name in ("a.html", "a.xlf"):
+        texts += [
+            (code, "<g1>Save</g1> it", "<g1>Es</g1><x2/> sichern", False),
+            (code, "<g1>Save</g1> it", "<g1>Es</g1> sichern", True),
+            ("&lt;g1&gt; it", "<g1> it", "Nimm <g1>", True),
+            ("&lt;g1&gt; it", "<g1> it", "Nimm <g1><x2/>", False),
+        ]
+    for text, source, target, is_used in texts:
+        written = page.replace("{}", text)
+        content, counts, _ = translated(name, written, str.upper, memory={source: target})
+        assert counts.from_memory == is_used, (text, target)
+        assert (b"IT" in content) is not is_used, (text, target)
+        assert not re.search(rb"x[12]", content)
+
+
 def test_a_sentence_without_a_translation_keeps_its_source() -> None:
     content, counts, _ = translated("a.txt", "One. Two.", lambda t: "" if "Two" in t else "Eins.")
     assert content == b"Eins. Two."

@@ -99,7 +99,8 @@ def split_at_tags(text: str) -> list[str]:
 def tagged(pieces: Iterable[InlinePiece], source: TaggedText | None = None) -> TaggedText:
     """The text of pieces, with tags numbered in their order.
 
-    A number whose tag is a part of the text itself is left out, so that no text is taken for a tag.
+    A number whose tag is a part of the text itself, or of the text that it translates, is left out,
+    so that no text is taken for a tag.
     A code whose other half is missing gets a tag of its own.
 
     Args:
@@ -107,6 +108,8 @@ def tagged(pieces: Iterable[InlinePiece], source: TaggedText | None = None) -> T
     """
     pieces = list(pieces)
     taken = {match[0] for piece in pieces if piece.kind == "text" for match in _tags_in(piece.raw)}
+    if source is not None:
+        taken |= {match[0] for match in _tags_in(source.text)} - source.codes.keys()
     partners = partners_of(pieces)
     known = _known_numbers(pieces, partners, taken, source)
     parts: list[str] = []

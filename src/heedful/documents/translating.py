@@ -157,13 +157,15 @@ def translate_document(
 
 
 def _remembered(segment: Segment, memory: Mapping[str, str]) -> "_Output | None":
-    """The translation of a text in a memory, with the blanks around the text and the same tags."""
+    """The translation of a text in a memory, with the blanks around the text; None without one, and
+    for one with tags that the text lacks, or without tags of its codes."""
     core = segment.text.strip()
     if core not in memory:
         return None
     before, _, after = segment.text.partition(core)
     text = f"{before}{memory[core].strip()}{after}"
-    return None if segment.tag_problem(text) else _Output(text)
+    others = {*TAG.findall(text)} - {*TAG.findall(segment.text)}  # they would be written as text
+    return None if others or segment.tag_problem(text) else _Output(text)
 
 
 @dataclass(frozen=True)
