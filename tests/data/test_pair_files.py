@@ -163,6 +163,58 @@ def test_xliff_of_several_languages_has_the_pairs_of_its_languages(tmp_path: Pat
         assert rows.report.left_out == {"in other languages": num_others}
 
 
+def test_segments_of_xliff_are_pairs(tmp_path: Path) -> None:
+    """Marks of segments, which sources do not have, were tags of translations."""
+    unit = "<source>{}</source>{}<target{}>{}</target>"
+    bold = '<g id="1">{}</g>'
+    source = "Seg one. Seg two."
+    one, two = ("Seg one.", "Satz eins."), ("Seg two.", "Satz zwei.")
+    inner = '<mrk mtype="seg" mid="{}">{}</mrk>'
+
+    def segmented(*texts: str, ids: str = "123") -> str:
+        return " ".join(inner.format(mid, text) for mid, text in zip(ids, texts, strict=False))
+
+    both = f"<seg-source>{segmented(one[0], two[0])}</seg-source>"
+    nested = f"<seg-source>{bold.format(segmented(one[0], two[0]))}</seg-source>"
+    german = segmented(one[1], two[1])
+    whole = (source, f"{one[1]} {two[1]}")
+    codes = segmented(f"{bold.format('Seg')} one.", two[0])
+    without, unfinished = {"without a translation": 1}, {"unfinished": 1}
+    for segments, state, target, expected, left_out in (
+        (both, "", german, [one, two], {}),
+        (nested, "", bold.format(german), [one, two], {}),
+        (both, "", segmented(two[1], one[1], ids="21"), [one, two], {}),
+        (both, "", segmented(one[1], ""), [one], without),
+        (both, "", segmented(two[1], ids="2"), [two], without),
+        (both, ' state="new"', german, [], unfinished),
+        (both, "", german.replace('"2"', '"3"'), [whole], {}),
+        (both, "", german.replace('"2"', '"1"'), [whole], {}),
+        (both, "", f"{one[1]} {two[1]}", [whole], {}),
+        ("", "", german, [whole], {}),
+        ("", "", segmented(one[1], ""), [], unfinished),
+        ("", ' state="final"', segmented(whole[1], ""), [(source, f"{whole[1]} ")], {}),
+        (
+            f"<seg-source>{codes}</seg-source>",
+            "",
+            segmented(bold.format("Satz") + " eins.", two[1]),
+            [("<g1>Seg</g1> one.", "<g1>Satz</g1> eins."), two],
+            {},
+        ),
+    ):
+        old = '<source>Three</source><target state="final">Drei</target>'
+        more = unit.format(source, segments, state, target) + '</trans-unit><trans-unit id="0">'
+        content = XLIFF.replace(old, more + old)
+        rows = rows_of(tmp_path, "a.xlf", content)
+        found = [(src.strip(), tgt) for src, tgt in pairs_of(rows)]
+        assert found == [*expected, ("Three", "Drei")], target
+        others = {"without a translation": 3, "unfinished": 1}
+        assert rows.report.left_out == {
+            name: count + left_out.get(name, 0) for name, count in others.items()
+        }
+        back = rows_of(tmp_path, "a.xlf", content, languages={"src": "de", "tgt": "en"})
+        assert pairs_of(back) == [pair[::-1] for pair in pairs_of(rows)]
+
+
 def test_codes_of_a_translation_have_the_tags_of_its_source(tmp_path: Path) -> None:
     """Also where their order differs; codes without a name are numbered in their order."""
     bold, line = '<bpt i="{}" x="1"/>{}<ept i="{}"/>', '<ph x="2"/>'

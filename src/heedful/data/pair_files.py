@@ -21,12 +21,12 @@ from heedful.data.po_entries import (
 from heedful.data.text_files import read_bytes, without_compression
 from heedful.data.tmx_units import variant
 from heedful.data.unit_blocks import FileRow
+from heedful.data.xliff_units import is_unfinished, segment_pairs
 from heedful.data.xml_inline import pieces_of
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, format_names
 from heedful.files import is_charset, line_of_byte
 
-_UNFINISHED = {"new", "needs-translation", "initial"}
 Languages: TypeAlias = tuple[str | None, str | None]  # of sources and targets
 PAIR_FORMATS = ("tmx", "xliff", "po", "mo")
 LARGEST_CATALOGUE = 1 << 28  # bytes; catalogues and subtitles are read whole
@@ -131,12 +131,16 @@ def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
         if source is None or target is None or not target.text.strip():
             yield FileRow(node.line, (), "without a translation", num_bytes)
             continue
-        state = (target if node.name == "trans-unit" else node).attributes.get("state", "")
-        if state in _UNFINISHED and node.attributes.get("approved") != "yes":
+        pairs = [] if is_unfinished(node, target) else segment_pairs(node, source, target)
+        if not pairs:
             yield FileRow(node.line, (), "unfinished", num_bytes)
-            continue
-        texts = _texts(source, target)
-        yield FileRow(node.line, texts[::-1] if is_swapped[own] else texts, "", num_bytes)
+        for segment, translation in pairs:
+            if translation is None or not translation.text.strip():
+                yield FileRow(node.line, (), "without a translation", num_bytes)
+            else:
+                texts = _texts(segment, translation)
+                yield FileRow(node.line, texts[::-1] if is_swapped[own] else texts, "", num_bytes)
+            num_bytes = 0
     if reader.root is None or reader.root.name != "xliff":
         root = reader.root.name if reader.root else ""
         raise UserError(f"{path} is not XLIFF: its root is {root}; name another file")

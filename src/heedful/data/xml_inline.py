@@ -14,18 +14,30 @@ _AROUND = {"g", "pc", "hi", "mrk"}  # whose content is text
 Raw = Callable[[int, int], str]  # the source between two places
 
 
-def pieces_of(node: Node, raw: Raw = lambda start, end: "") -> Iterator[InlinePiece]:
-    """The texts and codes in an element; `raw` is not needed where codes are not written."""
-    yield from map(partial(_as_piece, raw), _parts(node))
+def pieces_of(node: Node, raw: Raw | None = None) -> Iterator[InlinePiece]:
+    """The texts and codes in an element.
+
+    Args:
+        raw: None: the codes are not written, and marks of segments are none.
+    """
+    parts = _parts(node, with_segments=raw is not None)
+    yield from map(partial(_as_piece, raw or (lambda start, end: "")), parts)
 
 
-def _parts(node: Node) -> Iterator[tuple[str, str | Node]]:
+def is_segment(node: Node) -> bool:
+    """A mark of segmentation, which is no code of the text (XLIFF 1.2)."""
+    return node.name == "mrk" and node.attributes.get("mtype") == "seg"
+
+
+def _parts(node: Node, *, with_segments: bool) -> Iterator[tuple[str, str | Node]]:
     for part in node.content:
         if isinstance(part, str):
             yield "text", part
+        elif not with_segments and is_segment(part):
+            yield from _parts(part, with_segments=with_segments)
         elif part.name in _AROUND and not part.is_empty_tag and not _is_protected(part):
             yield "open", part
-            yield from _parts(part)
+            yield from _parts(part, with_segments=with_segments)
             yield "close", part
         elif part.name == "bpt":
             yield "begin", part

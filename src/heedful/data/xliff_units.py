@@ -1,0 +1,70 @@
+"""Units of XLIFF: the marks of their segments, and whether their translations are finished.
+
+In XLIFF 1.2 `seg-source` is a copy of `source` in which each `<mrk mtype="seg">` is a segment; the
+one with the same `mid` in `target` is its translation. XLIFF 2 has an element for each segment.
+"""
+
+from heedful.data.xml_inline import is_segment
+from heedful.data.xml_nodes import Node
+
+_UNFINISHED = {"new", "needs-translation", "initial"}
+
+
+def segments_of(node: Node | None) -> list[Node]:
+    """The marks of segments in an element, without those in others."""
+    found: list[Node] = []
+    for child in [] if node is None else node.children:
+        found += [child] if is_segment(child) else segments_of(child)
+    return found
+
+
+def segments_by_id(node: Node | None) -> dict[str, Node]:
+    """The marks of segments in an element by `mid`; none if they do not have one each."""
+    marks = segments_of(node)
+    found = {mark.attributes.get("mid", ""): mark for mark in marks}
+    return found if len(found) == len(marks) and "" not in found else {}
+
+
+def is_unfinished(holder: Node, target: Node) -> bool:
+    """The state of a translation is that of an unfinished one.
+
+    Args:
+        holder: the `trans-unit`, or of XLIFF 2 the `segment`.
+    """
+    return _state(holder, target) in _UNFINISHED and not _is_approved(holder)
+
+
+def is_partial(holder: Node, target: Node) -> bool:
+    """Some segments of a translation are empty or missing, and the file does not say that it is
+    finished, by a state or by `approved`."""
+    marks = segments_of(target)
+    filled = [mark for mark in marks if not _is_empty(mark)]
+    if not filled or _state(holder, target) or _is_approved(holder):
+        return False
+    ids, wanted = segments_by_id(target), segments_by_id(holder.child("seg-source"))
+    return len(filled) < len(marks) or (bool(ids) and ids.keys() < wanted.keys())
+
+
+def segment_pairs(unit: Node, source: Node, target: Node) -> list[tuple[Node, Node | None]]:
+    """The segments of a unit with their translations, None for one that is missing.
+
+    A unit without marks, or whose target has the marks of other segments, is one segment; it is
+    none if such a target is not complete.
+    """
+    sources, targets = segments_by_id(unit.child("seg-source")), segments_by_id(target)
+    if targets and targets.keys() <= sources.keys():
+        return [(mark, targets.get(name)) for name, mark in sources.items()]
+    return [] if is_partial(unit, target) else [(source, target)]
+
+
+def _state(holder: Node, target: Node) -> str:
+    return (target if holder.name == "trans-unit" else holder).attributes.get("state", "")
+
+
+def _is_approved(holder: Node) -> bool:
+    return holder.attributes.get("approved") == "yes"
+
+
+def _is_empty(mark: Node) -> bool:
+    """Without text and codes; codes alone are a translation too."""
+    return not mark.text.strip() and not mark.children
