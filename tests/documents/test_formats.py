@@ -37,6 +37,7 @@ from heedful import extras
 from heedful.data.row_files import open_rows
 from heedful.data.rows import collect
 from heedful.documents import (
+    Counts,
     Policy,
     Segment,
     language_review,
@@ -1101,6 +1102,44 @@ def test_an_unfinished_target_that_is_replaced_stays_beside_it(state: str) -> No
     content, _, _ = translated("b.xliff", source, loud)
     assert b">previous translation: Zwei</note>" in content
     assert b"previous" not in translated("b.xliff", source.replace(">Two", ">Zwei"), loud)[0]
+
+
+def test_prepared_segments_of_xliff_are_translated() -> None:
+    """Marks without text were a translation, which was kept."""
+    inner = '<mrk mtype="seg" mid="{}">{}</mrk>'
+    segments = f"{inner.format(1, 'Seg one.')} {inner.format(2, 'Seg two.')}"
+    unit = f"<source>Seg one. Seg two.</source><seg-source>{segments}</seg-source>"
+    old = '<source>Four</source><target state="new">Four</target>'
+
+    def found(target: str, **options: Any) -> tuple[str, Counts]:
+        source = XLIFF.replace(old, unit + target).replace('<trans-unit id="4">', "<trans-unit {}>")
+        source = source.format(options.pop("attributes", ""))
+        content, counts, _ = translated("a.xlf", source, loud, **options)
+        return content.decode().partition("</seg-source>")[2].partition("</trans-unit>")[0], counts
+
+    empty, both = '<mrk mtype="seg" mid="{}"/>', [("1", ""), ("2", "")]
+    only_empty = Policy(only_empty=True)
+    for marks in (
+        f"{empty.format(1)} {empty.format(2)}",
+        "\n".join(inner.format(*one) for one in both),
+        f'<g id="9">{empty.format(1)}</g>',
+    ):
+        for options in ({}, {"policy": only_empty}, {"attributes": 'approved="yes"'}):
+            content, counts = found(f"<target>{marks}</target>", **options)
+            assert content.endswith(">SEG ONE. SEG TWO.</target>"), marks
+            assert (counts.kept, counts.replaced) == (1, 0)
+    for marks in (f"{inner.format(1, 'Eins.')} {empty.format(2)}", inner.format(1, "Eins.")):
+        target = f"<target>{marks}</target>"
+        content, counts = found(target)
+        draft = f'<alt-trans alttranstype="previous-version">{target}</alt-trans>'
+        assert content.endswith(f">SEG ONE. SEG TWO.</target>{draft}")
+        assert (counts.kept, counts.replaced) == (1, 1)
+        assert found(target, policy=only_empty)[0] == target
+        assert found(target, attributes='approved="yes"')[0] == target
+        finished = f'<target state="final">{marks}</target>'
+        assert found(finished)[0] == finished
+    for target in (f"<target>{segments}</target>", '<target><x id="1"/></target>'):
+        assert found(target)[0] == target
 
 
 @pytest.mark.parametrize("notes", ["", "<notes/>", "<notes><note>Own</note></notes>"])

@@ -25,6 +25,12 @@ def segments_by_id(node: Node | None) -> dict[str, Node]:
     return found if len(found) == len(marks) and "" not in found else {}
 
 
+def is_prepared(target: Node) -> bool:
+    """A target has segments, which are empty, for a translation."""
+    marks = segments_of(target)
+    return bool(marks) and not target.text.strip() and all(map(_is_empty, marks))
+
+
 def is_unfinished(holder: Node, target: Node) -> bool:
     """The state of a translation is that of an unfinished one.
 

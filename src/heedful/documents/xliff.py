@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
 from heedful.data.language_tags import is_same_language
+from heedful.data.xliff_units import is_partial, is_prepared, is_unfinished
 from heedful.data.xml_nodes import Node
 from heedful.documents.segments import Document, Result, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
 from heedful.errors import UserError
 
-_UNFINISHED = {"new", "needs-translation", "initial"}
 _PREVIOUS = "previous translation"
 _NOTES = ("needs review: ", "quality: ")
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
@@ -110,17 +110,12 @@ class XliffDocument(Document):
         if not codes.text.strip():
             self.skip("units without text")
             return
-        state = (target if target is not None and not self._is_2 else holder).attributes.get(
-            "state", ""
-        )
-        is_approved = holder.attributes.get("approved") == "yes"
-        segment = Segment(
-            codes.text,
-            source.line,
-            "" if target is None else target.text.strip() or (target.children and "-") or "",
-            is_approved or state not in _UNFINISHED,
-            codes,
-        )
+        text, is_finished = "", True
+        if target is not None:
+            if not is_prepared(target):  # codes alone are a translation too
+                text = target.text.strip() or ("-" if target.children else "")
+            is_finished = not is_unfinished(holder, target) and not is_partial(holder, target)
+        segment = Segment(codes.text, source.line, text, is_finished, codes)
         self._units.append(
             XliffUnit(self.add(segment), holder, unit, xml_of(before), xml_of(after))
         )
