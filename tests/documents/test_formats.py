@@ -1098,6 +1098,10 @@ def test_an_unfinished_target_that_is_replaced_stays_beside_it(state: str) -> No
     assert translated("a.xlf", content, loud)[0] == content
     assert b"alt-trans" not in translated("a.xlf", XLIFF, loud)[0]
     assert b"alt-trans" not in translated("a.xlf", source, loud, policy=Policy(only_empty=True))[0]
+    marked = '<mrk mtype="seg" mid="1">Four</mrk>'
+    copied = XLIFF.replace('"new">Four', f'"{state}">{marked}')
+    copied = copied.replace("Four</source>", f"Four</source><seg-source>{marked}</seg-source>")
+    assert b"alt-trans" not in translated("a.xlf", copied, loud)[0]
     source = XLIFF2.replace('state="final"', f'state="{state}"')
     content, _, _ = translated("b.xliff", source, loud)
     assert b">previous translation: Zwei</note>" in content

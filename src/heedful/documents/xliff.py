@@ -196,9 +196,10 @@ class XliffDocument(Document):
         source, target = unit.holder.child("source"), unit.holder.child("target")
         if unit.segment.is_finished or target is None or source is None or not target.text.strip():
             return None
-        known = {content.strip(), self._xml.inner(source).strip()}
         others = [node.child("target") for node in unit.holder.children if node.name == "alt-trans"]
-        known |= {self._xml.inner(other).strip() for other in others if other is not None}
+        others += [source, unit.holder.child("seg-source")]
+        known = {self._xml.inner(other).strip() for other in others if other is not None}
+        known.add(content.strip())
         return None if self._xml.inner(target).strip() in known else target
 
     def _write_unit_notes(
