@@ -221,3 +221,27 @@ def test_a_break_at_an_edge_is_none(end: str) -> None:
     assert document._rendered(span, "eins<x1/>zwei") == f"eins{end}  zwei"
     for translation in ("eins zwei<x1/>", "eins zwei <x1/>", "<x1/>eins zwei"):
         assert document._rendered(span, translation) == "eins zwei"
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("> [!NOTE]\n> useful {}.", ["useful {}."]),
+        (">[!caution]  \r\n> take\r\n> [!TIP] {}", ["take [!TIP] {}"]),
+        ("- > [!IMPORTANT]\n  >\n  > an {}\n", ["an {}"]),
+        ("> [!WARNING]\n> - an {}\n", ["an {}"]),
+        ("> [!note]- a *{}*\n> the text", ["a <g1>{}</g1>", "the text"]),
+        ("> > [!faq|left]+\n> > {}?", ["{}?"]),
+        ('> [!div class="checklist"]\n> * {}', ["{}"]),
+        ("the [!INCLUDE [name](a.md)] {}", ["the <x1/> {}"]),
+        ("[!code-cs[Main](a.cs#L1)]\n\n{}", ["{}"]),
+        ("see [!note](u) {}", ["see <g1>!note</g1> {}"]),
+    ],
+)
+def test_alerts_and_callouts_stay_ones(source: str, texts: list[str]) -> None:
+    """Their first line was escaped and joined with the text: they became ordinary quotes."""
+    source = source.format("Word")
+    assert pairs_of(source) == [text.format("Word") for text in texts]
+    out = as_text(translated("a.md", source, lambda text: text.replace("Word", "Wort")))
+    joined = source.replace("take\r\n> [!TIP]", "take \\[!TIP\\]")
+    assert out == joined.replace("Word", "Wort")

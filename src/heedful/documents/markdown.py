@@ -25,7 +25,8 @@ _CODE = re.compile(
     r"|(?P<auto><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[^<>\s@]+@[^<>\s]+>|\bhttps?://[^\s<>()\[\]]+)"
     r"|(?P<tag></?[a-zA-Z][^<>]*>|\{%[^%]*%\})|(?P<comment><!--)"
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
-    r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s))"
+    r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s)"
+    r"|\[![a-zA-Z-]+ ?\[[^\[\]]*\]\([^()\s]*\)\])"  # what DocFX includes
     # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
     r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
     r"(?=(?:st|nd|rd|th|s)\b|[^a-zA-Z0-9_${]|\Z))"
@@ -65,6 +66,8 @@ _APART = re.compile(
     r"|:::|\$\$[^$]*+(?:\$\$)?\s*\Z"
     r"|(?:(?:\{\{[^{}]*\}\}|\{%(?:(?!%\}).)*%\})\s*)+\Z|\{%(?!.*%\})"
 )
+# The first line of an alert (GitHub) or a callout (Obsidian), which may have a title behind it.
+_ALERT = re.compile(r"\[!\w[^\[\]]*\][+-]?(?:[ \t]+|\Z)")
 _TEXT_START = re.compile(r"\[\^[^\[\]\s]+\]:|: ")  # of a footnote, or of a definition
 
 
@@ -131,6 +134,10 @@ class MarkdownDocument(SpanDocument):
                 self.skip("blocks whose place is not known")
                 return
             places.append((found, found + len(text.strip())))
+        if alert := _ALERT.match(self.text[slice(*places[0])]):
+            self.skip("lines of extensions of Markdown")
+            start, end = places.pop(0)
+            self._add_range(start + alert.end(), end)
         for first, last in self._texts(places):
             self._add_range(places[first][0], places[last][1])
 
