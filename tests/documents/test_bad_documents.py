@@ -193,6 +193,8 @@ REPEATED = {  # by the name of a file: what comes once, and what comes after it
     "a.html": [("", part) for part in ("<!--", "<a href='", "<a =", "&", "<", "<title>", "<b>")]
     + [("", "]"), ("", "<b></c>"), ("", "<script/></b>")],
     "a.md": [("", part) for part in ("[", "*", "`", "*a ", "![[", "[a](", "<a ", "**a* ", "> a\n")]
+    + [("", part) for part in ("{.a", "{: ", '{a="', "`a`{.b}", "[a]{.b}", "*a*{.b}", "[!a[", "# ")]
+    + [("`a`", "{:b}"), ("{.a", " "), ("# ", "#"), ("> [!a]\n", "> [!a]\n")]
     + [("a ", "<!--"), ("a", " "), ("$$", " "), ("<div>", "<!--"), ("<div>", "<style ")],
     "a.txt": [("", part) for part in ("x. ", "<g1> ", "x", ", ", "\u2028", "~a ")]
     + [("%", "0"), ("%.", "1"), ("", "vnd.")],

@@ -245,3 +245,51 @@ def test_alerts_and_callouts_stay_ones(source: str, texts: list[str]) -> None:
     out = as_text(translated("a.md", source, lambda text: text.replace("Word", "Wort")))
     joined = source.replace("take\r\n> [!TIP]", "take \\[!TIP\\]")
     assert out == joined.replace("Word", "Wort")
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("## a word {#install}", ["a word"]),
+        ("# a word{#install .big} #", ["a word"]),
+        ("## a word ## {: #install }", ["a word"]),
+        ("a word {#a-b key='v w'}\n===", ["a word"]),
+        ("## [a word]{#install}", ["a word"]),
+        ("see [a word](u){target=_blank} now", ["see <g1>a word</g1> now"]),
+        ("see [a word][r]{: .x}{:.y} now\n\n[r]: u", ["see <g1>a word</g1> now"]),
+        ("see [a word]{.x} now", ["see <g1>a word</g1> now"]),
+        ("a word ![a](u.png){ width=50% } now", ["a word <x1/> now"]),
+        ("a word `<b>`{=html} now", ["a word <x1/> now"]),
+        ("see **a word**{.red} and *more*{a=1}.", ["see <g1>a word</g1> and <g2>more</g2>."]),
+        ("see ***a** word*{.red} now", ["see <g1><g2>a</g2> word</g1> now"]),
+        ("a word.\n{: .note}", ["a word."]),
+        ("> {: .note}\n> a word\n> {#a .b}\n", ["a word"]),
+        ("- {:.x} a word\n{: .y}", ["a word"]),
+        ("$$x$$ {#eq-x}\n\n: a word {#tbl-x}", [": a word"]),
+        ("| a {: .x} | `b`{.y} word |\n|-|-|\n{: .z}\n", ["a", " word"]),
+    ],
+)
+def test_attributes_are_no_words(source: str, texts: list[str]) -> None:
+    """Anchors and classes were translated, escaped, or joined with the text before."""
+    assert pairs_of(source) == texts
+    out = as_text(translated("a.md", source, lambda text: text.replace("word", "_word")))
+    assert out == source.replace("word", "\\_word")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("copy {name} to {0}", "a {count, plural, one {file} other {files}}", "copy to {:s}"),
+        *("{:d} files", "the {.note} and {#note} here", "a ${key=value}", "the {#if x}{/if}"),
+        *("a word{key=value}", "{{.Title}} of {{ name }}", "{# a comment #} here", "{...all} b"),
+    ],
+)
+def test_other_braces_are_words(text: str) -> None:
+    assert pairs_of(f"{text}\n") == [text]
+
+
+def test_attributes_stay_behind_their_emphasis() -> None:
+    document = MarkdownDocument(b"see _a word_{.x} now", "a.md")
+    [span] = document._spans
+    assert document._rendered(span, "x打开<g1>文件</g1>菜单") == "x打开*文件*{.x}菜单"
+    assert document._rendered(span, "<g1>文件</g1> x") == "_文件_{.x} x"

@@ -1,6 +1,6 @@
 """Markdown (.md): paragraphs, headings, items of lists and cells of tables, by markdown-it-py.
 
-Code, front matter, HTML blocks and definitions of links are kept.
+Code, front matter, HTML blocks, definitions of links and lists of attributes are kept.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from heedful import extras
 from heedful.data.inline import InlinePiece
-from heedful.documents.emphasis import with_emphasis
+from heedful.documents.emphasis import MARKS, with_emphasis
 from heedful.documents.spans import Span, SpanDocument
 
 _END = r"(?:\r\n?|\n)"
@@ -18,6 +18,20 @@ _BREAK = r"(?:\\|(?<! ) {2,}+)\r?\n[ \t>]*"  # of a line, within a paragraph
 _FRONT_MATTER = re.compile(
     rf"\A---[ \t]*{_END}(?:.*?{_END})??(?:---|\.\.\.)[ \t]*(?:{_END}|\Z)", re.DOTALL
 )
+# Lists of attributes (Pandoc, Python-Markdown, kramdown): ids, classes, keys with values, formats.
+_ATTRIBUTE = (
+    r"(?:[#.][^\s{}#.\"'`=<>][^\s{}#\"'`=<>]*|=[a-z]\w*"
+    r"|[a-zA-Z_][\w:.-]*=(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s{}\"'<>]+))"
+)
+_OWN_ATTRIBUTES = rf"\{{[ \t]*{_ATTRIBUTE}(?:[ \t]+{_ATTRIBUTE})*[ \t]*\}}"
+_ATTRIBUTES = re.compile(rf"(?:{_OWN_ATTRIBUTES}|\{{:[^{{}}\n]*\}})")
+# At the end of a text, and of a heading or a cell: only there with a colon (`{:s}` is a
+# placeholder), behind closing marks of the heading, or behind a letter.
+_TEXT_ATTRIBUTES = re.compile(rf"(?:\A|(?<=\S)[ \t]+){_OWN_ATTRIBUTES}\Z")
+_LINE_ATTRIBUTES = re.compile(
+    rf"(?:\A|(?<=\S)[ \t]+(?:#+[ \t]+)?|(?<=[^\W_])){_ATTRIBUTES.pattern}\Z"
+)
+_ITEM_ATTRIBUTES = re.compile(r"\{:[^{}\n]*\}[ \t]+")  # at the beginning of an item (kramdown)
 # Of inline Markdown (CommonMark, chapter 6), in the order in which they bind; also roles of MyST
 # before code, footnotes and boxes of tasks (GitHub), and formulas (as in Pandoc).
 _CODE = re.compile(
@@ -27,6 +41,7 @@ _CODE = re.compile(
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s)"
     r"|\[![a-zA-Z-]+ ?\[[^\[\]]*\]\([^()\s]*\)\])"  # what DocFX includes
+    rf"|(?P<attributes>{_ATTRIBUTES.pattern})"
     # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
     r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
     r"(?=(?:st|nd|rd|th|s)\b|[^a-zA-Z0-9_${]|\Z))"
@@ -65,6 +80,7 @@ _APART = re.compile(
     r"(?:!!!|\?\?\?\+?)\s+(?:(?:[\w-]+\s+)*\".*\"|[\w-]+(?:\s+inline(?:\s+end)?)?)\s*\Z"
     r"|:::|\$\$[^$]*+(?:\$\$)?\s*\Z"
     r"|(?:(?:\{\{[^{}]*\}\}|\{%(?:(?!%\}).)*%\})\s*)+\Z|\{%(?!.*%\})"
+    rf"|(?:{_ATTRIBUTES.pattern}\s*)+\Z"
 )
 # The first line of an alert (GitHub) or a callout (Obsidian), which may have a title behind it.
 _ALERT = re.compile(r"\[!\w[^\[\]]*\][+-]?(?:[ \t]+|\Z)")
@@ -87,6 +103,7 @@ class MarkdownDocument(SpanDocument):
         parser = MarkdownIt("commonmark").enable("table")
         row: tuple[int, int] | None = None
         in_cell, place = False, 0
+        around = "", ""  # the types of the last two tokens
         # `parse` is for blocks alone here: their content is in `content` of inline tokens.
         parser.core.ruler.disable("inline")
         env: dict[str, Any] = {}
@@ -99,12 +116,14 @@ class MarkdownDocument(SpanDocument):
             if token.type == "html_block" and _has_text(token.content):
                 self.skip("blocks of HTML")
             in_cell = token.type in _TABLE_CELL or (in_cell and token.type == "inline")
+            outer, parent = around
+            around = parent, token.type
             if token.type != "inline" or not token.content.strip():
                 continue
             if in_cell and row is not None:
                 place = self._add_cell(token.content, place, first_line + row[0])
             elif token.map is not None:
-                self._add_block(token.content, first_line + token.map[0])
+                self._add_block(token.content, first_line + token.map[0], outer, parent)
 
     def _add_cell(self, content: str, place: int, line: int) -> int:
         """Add the content of a cell; returns where the next one is searched."""
@@ -116,11 +135,15 @@ class MarkdownDocument(SpanDocument):
             self.skip("cells of tables whose place is not known")
             return place
         self._is_cell.add(found)
-        self._add_range(found, found + len(content))
+        self._add_range(found, found + len(content), _LINE_ATTRIBUTES)
         return found + len(content)
 
-    def _add_block(self, content: str, line: int) -> None:
-        """Add a block whose lines, without the marks of its list or quote, are known."""
+    def _add_block(self, content: str, line: int, outer: str, parent: str) -> None:
+        """Add a block whose lines, without the marks of its list or quote, are known.
+
+        Args:
+            outer, parent: the types of the two tokens before it.
+        """
         lines = content.split("\n")
         if line + len(lines) > len(self._line_starts):
             self.skip("blocks whose place is not known")
@@ -138,8 +161,13 @@ class MarkdownDocument(SpanDocument):
             self.skip("lines of extensions of Markdown")
             start, end = places.pop(0)
             self._add_range(start + alert.end(), end)
+        elif outer == "list_item_open":
+            start, end = places[0]
+            own = _ITEM_ATTRIBUTES.match(self.text[start:end])
+            places[0] = start + (own.end() if own else 0), end
+        attributes = _LINE_ATTRIBUTES if parent == "heading_open" else _TEXT_ATTRIBUTES
         for first, last in self._texts(places):
-            self._add_range(places[first][0], places[last][1])
+            self._add_range(places[first][0], places[last][1], attributes)
 
     def _texts(self, places: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """The first and the last line of each text of a block: lines of extensions end one."""
@@ -159,8 +187,14 @@ class MarkdownDocument(SpanDocument):
         if first is not None:
             yield first, len(places) - 1
 
-    def _add_range(self, start: int, end: int) -> None:
-        pieces, sizes = _pieces(self.text[start:end], self._labels)
+    def _add_range(
+        self, start: int, end: int, attributes: "re.Pattern[str]" = _TEXT_ATTRIBUTES
+    ) -> None:
+        """Add a text, without the attributes at its end."""
+        text = self.text[start:end]
+        if found := attributes.search(text):
+            text = text[: found.start()]
+        pieces, sizes = _pieces(text, self._labels)
         for piece in pieces:
             if piece.kind == "alone" and _ALTERNATIVE.match(piece.raw):
                 self.skip("alternative texts of images")
@@ -185,7 +219,8 @@ class MarkdownDocument(SpanDocument):
         before = _found(_LAST_MARKS, self.text[max(0, span.start - _EDGE) : span.start])
         behind = _found(_FIRST_MARKS, self.text[span.end : span.end + _EDGE])
         joined = [before]
-        for part in [*with_emphasis(_without_edge_breaks(pieces), before, behind), behind]:
+        inside = [*_split_attributes(_without_edge_breaks(pieces))]
+        for part in [*with_emphasis(inside, before, behind), behind]:
             is_code = part.startswith("`") and joined[-1].endswith("`")
             if part.startswith("[") and joined[-1].endswith("!"):
                 joined[-1] = joined[-1][:-1] + "\\!"
@@ -223,25 +258,47 @@ def _without_edge_breaks(pieces: Sequence[InlinePiece]) -> list[InlinePiece]:
     return inside[start:]
 
 
+def _split_attributes(pieces: Sequence[InlinePiece]) -> Iterator[InlinePiece]:
+    """The pieces, with attributes behind marks of emphasis as a piece of their own."""
+    for piece in pieces:
+        size = len(piece.pair)
+        if piece.pair in MARKS and len(piece.raw) > size:
+            yield piece._replace(raw=piece.raw[:size])
+            yield InlinePiece("alone", piece.raw[size:])
+        else:
+            yield piece
+
+
 def _is_break(piece: InlinePiece) -> bool:
     return piece.kind == "alone" and re.fullmatch(_BREAK, piece.raw) is not None
 
 
 def _matches(raw: str, labels: Collection[str]) -> Iterator["re.Match[str]"]:
-    """The codes of inline Markdown; texts in brackets are links if they have a definition."""
-    from markdown_it.common.utils import normalizeReference
+    """The codes of inline Markdown.
 
-    place, comments_end = 0, True
+    Texts in brackets are links if they have a definition, and spans if they have attributes. These
+    are directly behind another code.
+    """
+    place, end, comments_end = 0, -1, True
     while found := _CODE.search(raw, place):
         match: re.Match[str] | None = found
         if found.lastgroup == "comment":
             match = _COMMENT.match(raw, found.start()) if comments_end else None
             comments_end = match is not None  # else no later one ends either
-        elif found["label"] is not None and normalizeReference(found["label"]) not in labels:
-            match = None
+        elif found["label"] is not None and not _has_definition(found["label"], labels):
+            match = found if _ATTRIBUTES.match(raw, found.end()) else None
+        elif found.lastgroup == "attributes":
+            match = found if found.start() == end and not raw[end - 1].isspace() else None
         place = found.start() + 1 if match is None else match.end()
         if match is not None:
+            end = place
             yield match
+
+
+def _has_definition(label: str, labels: Collection[str]) -> bool:
+    from markdown_it.common.utils import normalizeReference
+
+    return normalizeReference(label) in labels
 
 
 def _pieces(raw: str, labels: Collection[str]) -> tuple[list[InlinePiece], list[int]]:
@@ -256,8 +313,8 @@ def _pieces(raw: str, labels: Collection[str]) -> tuple[list[InlinePiece], list[
     links, ends = 0, _last_ends(raw)
 
     def add(kind: str, text: str, size: int, pair: str = "") -> None:
-        if kind == "text" and pieces and pieces[-1].kind == "text":
-            pieces[-1] = InlinePiece("text", pieces[-1].raw + text)
+        if pieces and (kind == "attributes" or kind == pieces[-1].kind == "text"):
+            pieces[-1] = pieces[-1]._replace(raw=pieces[-1].raw + text)
             sizes[-1] += size
         elif size:
             pieces.append(InlinePiece(kind, text, pair))  # type: ignore[arg-type]
@@ -286,7 +343,10 @@ def _pieces(raw: str, labels: Collection[str]) -> tuple[list[InlinePiece], list[
             add("open", "[", 1, "link")
             for piece, own_size in inner:
                 add(piece.kind, piece.raw, own_size, piece.pair)
-            add("close", f"][{label}]", size - 1 - len(label), "link")
+            end = f"][{label}]" if _has_definition(label, labels) else found[1 + len(label) :]
+            add("close", end, size - 1 - len(label), "link")
+        elif kind == "attributes":  # of the code before
+            add("text" if pieces[-1].kind == "open" else kind, found, size)
         elif kind == "open":
             links += 1
             add("open", found, size, "link")
