@@ -293,3 +293,11 @@ def test_attributes_stay_behind_their_emphasis() -> None:
     [span] = document._spans
     assert document._rendered(span, "x打开<g1>文件</g1>菜单") == "x打开*文件*{.x}菜单"
     assert document._rendered(span, "<g1>文件</g1> x") == "_文件_{.x} x"
+
+
+@pytest.mark.parametrize("line", ["[TOC]", "[[_TOC_]]", "[[toc]]", "(the-place)="])
+def test_places_and_tables_of_contents_are_kept(line: str) -> None:
+    """They were text, whose brackets were escaped; links to the place no longer led to it."""
+    source = f"{line}\n# the word\n\nthe word\n{line}\n"
+    assert pairs_of(source) == ["the word"] * 2
+    assert as_text(translated("a.md", source, str.upper)) == source.replace("the word", "THE WORD")

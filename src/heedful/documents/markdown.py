@@ -74,13 +74,15 @@ _BLOCK_START = re.compile(
     r"|(?=\d{1,9}[.)](?:\s|\Z))"
 )
 _TABLE_CELL = ("th_open", "td_open")
-# Lines of extensions: of admonitions and directives, of formulas, and of templates. They are kept.
+# Lines of extensions: of admonitions and directives, of formulas, of templates, of attributes, of
+# tables of contents, and of names of places in MyST. They are kept.
 # An admonition has a type, a title in quotes, or both; a tag of a template may end on another line.
 _APART = re.compile(
     r"(?:!!!|\?\?\?\+?)\s+(?:(?:[\w-]+\s+)*\".*\"|[\w-]+(?:\s+inline(?:\s+end)?)?)\s*\Z"
     r"|:::|\$\$[^$]*+(?:\$\$)?\s*\Z"
     r"|(?:(?:\{\{[^{}]*\}\}|\{%(?:(?!%\}).)*%\})\s*)+\Z|\{%(?!.*%\})"
     rf"|(?:{_ATTRIBUTES.pattern}\s*)+\Z"
+    r"|(?i:\[TOC\]|\[\[_?TOC_?\]\]|\([^\s()]+\)=)\s*\Z"
 )
 # The first line of an alert (GitHub) or a callout (Obsidian), which may have a title behind it.
 _ALERT = re.compile(r"\[!\w[^\[\]]*\][+-]?(?:[ \t]+|\Z)")
