@@ -301,3 +301,11 @@ def test_places_and_tables_of_contents_are_kept(line: str) -> None:
     source = f"{line}\n# the word\n\nthe word\n{line}\n"
     assert pairs_of(source) == ["the word"] * 2
     assert as_text(translated("a.md", source, str.upper)) == source.replace("the word", "THE WORD")
+
+
+@pytest.mark.parametrize("cell", ["the word", "`a` the word", "**the word**", "the word {.x}"])
+def test_bars_in_a_cell_are_escaped(cell: str) -> None:
+    """They made a further cell if the cell began with a code or was emphasized."""
+    source = f"| {cell} | b |\n|-|-|\n"
+    out = as_text(translated("a.md", source, lambda text: text.replace("word", "a|b")))
+    assert out == source.replace("word", r"a\|b")

@@ -96,7 +96,7 @@ class MarkdownDocument(SpanDocument):
         extras.require("documents", "Markdown")
         from markdown_it import MarkdownIt
 
-        self._is_cell: set[int] = set()
+        self._cells: set[int] = set()  # where the texts of cells start
         front = _FRONT_MATTER.match(self.text)
         ends = (end.end() for end in _LINE_END.finditer(self.text))
         self._line_starts = [0, *ends]  # as the parser counts lines
@@ -136,8 +136,9 @@ class MarkdownDocument(SpanDocument):
         if found < 0:
             self.skip("cells of tables whose place is not known")
             return place
-        self._is_cell.add(found)
+        num_before = len(self._spans)
         self._add_range(found, found + len(content), _LINE_ATTRIBUTES)
+        self._cells.update(span.start for span in self._spans[num_before:])
         return found + len(content)
 
     def _add_block(self, content: str, line: int, outer: str, parent: str) -> None:
@@ -205,7 +206,7 @@ class MarkdownDocument(SpanDocument):
     def _rendered(self, span: Span, text: str) -> str:
         """The translation, with escapes where its text would be Markdown."""
         rendered = super()._rendered(span, text)
-        if span.start in self._is_cell:
+        if span.start in self._cells:
             return re.sub(r"(?<!\\)\|", r"\\|", rendered)
         rendered = re.sub(r"(?<=\s)(?=#+\Z)", r"\\", rendered)  # it would end a heading
         source = self.text[span.start : span.end]
