@@ -252,8 +252,13 @@ def joeynmt(job: Job, *, is_tiny: bool) -> tuple[dict[str, Any], list[list[str]]
         }
 
     # The source has a plateau schedule here, which lowers the rate after five validations that are
-    # no better; JoeyNMT 2.3.0 gives it an argument (verbose) that torch no longer has.
-    schedule: dict[str, Any] = {"learning_rate": 0.0003}
+    # no better; JoeyNMT 2.3.0 gives it an argument (verbose) that torch no longer has. Without a
+    # schedule it does not start, so that the constant rate is one that decays by a factor of 1.
+    schedule: dict[str, Any] = {
+        "scheduling": "exponential",
+        "decrease_factor": 1.0,
+        "learning_rate": 0.0003,
+    }
     if is_tiny:
         schedule = {
             "scheduling": "warmupinversesquareroot",  # of configs/iwslt14_deen_sp.yaml
