@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "benchmarks"))
+sys.path += [str(HERE), str(HERE.parent / "benchmarks")]
 
 from common import argument_parser, command_line, folded, machine, table, versions, write_results
 from heedful.evaluation.metrics import corpus_scores
@@ -29,6 +29,7 @@ from heedful.pipelines import Translator, parameter_count
 from heedful.training.events import CheckpointSaved, Evaluated, Event
 from runs import QUICK, Run, finished_run
 from significance import NOTE, p_text, significance
+from teacher_texts import reversed_words, translated
 
 METRIC = "tokenized_lowercase_bleu"
 THRESHOLDS = 39, 41  # validation BLEU, for the table of processor minutes
@@ -45,7 +46,9 @@ class Experiment:
             name), `common` (settings of all rows), `groups` (settings that rows share), `sequence`
             (runs that are trained one after the other), `first_pairs` (training pairs that are
             used; default: all) and `rows` (each with `base`, names of rows and groups that it
-            starts from, and `set`, its own settings, which win).
+            starts from, and `set`, its own settings, which win; `right_to_left`: its targets have
+            their words in reverse order; `teacher_texts`: translations by models of other rows
+            that are added to the training pairs, see `add_teacher_text`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,6 +77,10 @@ class Experiment:
             settings |= self.settings(base)
         own = self.rows[row].get("set", [])
         return settings | dict(setting.split("=", 1) for setting in own)
+
+    def is_right_to_left(self, row: str) -> bool:
+        """True if the row learns targets with their words in reverse order."""
+        return bool(self.rows[row].get("right_to_left"))
 
 
 class ProcessorTime:
@@ -138,8 +145,17 @@ def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> 
     files = {key: arguments.data / file for key, file in experiment.files.items()}
     if experiment.first_pairs is not None:
         files |= first_pairs(files, arguments.runs / "first-pairs", experiment.first_pairs)
+    if experiment.is_right_to_left(row):
+        sides = {key: path for key, path in files.items() if key.endswith(".tgt")}
+        files |= {key: reversed_words(path, arguments.runs) for key, path in sides.items()}
+    texts = {key: [path] for key, path in files.items()}
+    for made in experiment.rows[row].get("teacher_texts", ()):
+        add_teacher_text(experiment, row, made, arguments, texts)
     all_settings = [
-        *(f"{key}={path}" for key, path in files.items()),
+        *(
+            f"{key}={paths[0] if len(paths) == 1 else [*map(str, paths)]}"
+            for key, paths in texts.items()
+        ),
         *experiment.common,
         *(f"{key}={value.format(**values)}" for key, value in settings.items()),
         f"training.seed={arguments.seed}",
@@ -167,9 +183,43 @@ def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> 
     return record
 
 
+def add_teacher_text(
+    experiment: Experiment,
+    row: str,
+    made: dict[str, str],
+    arguments: argparse.Namespace,
+    texts: dict[str, list[Path]],
+) -> None:
+    """Add the translations of a side of the training pairs, with that side, to the texts.
+
+    Args:
+        made: an entry of `teacher_texts`: `models`, rows separated by blanks, of which those with
+            `-{other}` have another seed, and the side `of` which they translate.
+        texts: files by recipe key.
+    """
+    names = made["models"].format(**_seeds(arguments.seed)).split()
+    of, into = (
+        f"data.train.{side}" for side in ("src", "tgt")[:: 1 if made["of"] == "src" else -1]
+    )
+    is_right_to_left = experiment.is_right_to_left(names[0].rpartition("-")[0])
+    texts[into].append(
+        translated(
+            [arguments.runs / name for name in names],
+            texts[of][0],
+            arguments.runs / f"{row}-{arguments.seed}.{'+'.join(names)}.txt",
+            is_right_to_left=is_right_to_left,
+        )
+    )
+    texts[of].append(texts[of][0])
+
+
 def _same_test_text(experiment: Experiment, *rows: str) -> bool:
     """True if all rows translate the same test text in the same direction."""
-    return len({experiment.settings(row).get("data.test.tgt") for row in rows}) == 1
+    targets = {
+        (experiment.settings(row).get("data.test.tgt"), experiment.is_right_to_left(row))
+        for row in rows
+    }
+    return len(targets) == 1
 
 
 def first_pairs(files: dict[str, Path], folder: Path, count: int) -> dict[str, Path]:
