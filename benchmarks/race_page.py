@@ -102,14 +102,20 @@ def merged(last: Races, new: Races) -> Races:
 
 
 def in_order(races: Races) -> Races:
-    """The races by task, in the order of the tasks, and by minutes."""
+    """The races by task, in the order of the tasks, and by minutes; those of peers alone last."""
     tasks = list(TASKS)
 
-    def key(name: str) -> tuple[int, float, int]:
+    def key(name: str) -> tuple[int, bool, float, int]:
         first = races[name][0]
-        return tasks.index(first["task"]), first["minutes"], first["threads"]
+        task = tasks.index(first["task"])
+        return task, is_of_peers(races[name]), first["minutes"], first["threads"]
 
     return {name: races[name] for name in sorted(races, key=key)}
+
+
+def is_of_peers(records: Sequence[Record]) -> bool:
+    """True if heedful is not in a race."""
+    return all(record["system"] != OURS for record in records)
 
 
 def task_of(record: Record) -> Task:
@@ -226,18 +232,33 @@ def parts_table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+def charts(races: Races) -> list[list[Record]]:
+    """The records of each chart: those of a race, and of shorter ones of its peers alone."""
+    found: list[list[Record]] = []
+    for records in sorted(races.values(), key=is_of_peers):
+        key = records[0]["task"], records[0]["threads"]
+        same = [one for one in found if (one[0]["task"], one[0]["threads"]) == key]
+        longest = max(same, key=lambda one: one[0]["minutes"], default=None)
+        if is_of_peers(records) and longest and longest[0]["minutes"] > records[0]["minutes"]:
+            longest += records
+        else:
+            found.append([*records])
+    return found
+
+
 def draw_chart(races: Races, path: Path) -> None:
     """A chart for each race: its metric over minutes, and one color for each system."""
     import_matplotlib()
     from matplotlib.figure import Figure
 
-    systems = sorted({record["system"] for records in races.values() for record in records})
+    shown_races = charts(races)
+    systems = sorted({record["system"] for records in shown_races for record in records})
     systems.sort(key=lambda name: not name.startswith(OURS))
-    columns = min(2, len(races))
-    rows = -(-len(races) // columns)
+    columns = min(2, len(shown_races))
+    rows = -(-len(shown_races) // columns)
     figure = Figure(figsize=(5.5 * columns, 3.6 * rows), layout="constrained", facecolor="white")
     grid = figure.subplots(rows, columns, squeeze=False)
-    for axes, records in zip(grid.flat, races.values(), strict=False):
+    for axes, records in zip(grid.flat, shown_races, strict=False):
         task = task_of(records[0])
         axes.set_title(heading(records[0]), fontsize=10)
         shown = [record for record in records if curve(record)]
@@ -256,7 +277,7 @@ def draw_chart(races: Races, path: Path) -> None:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    for axes in list(grid.flat)[len(races) :]:
+    for axes in list(grid.flat)[len(shown_races) :]:
         axes.remove()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})

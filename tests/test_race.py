@@ -259,6 +259,24 @@ def test_a_long_race_has_the_score_of_its_first_quarter() -> None:
     assert "| eole | – | – | – | – | – |" in page
 
 
+def test_a_shorter_race_of_peers_is_in_the_chart_of_the_longer_one() -> None:
+    import race_page
+
+    def race_of(*systems: str, **more: Any) -> list[dict[str, Any]]:
+        return [record(system, {600.0: 20.0}, **more) for system in systems]
+
+    half, two, other = (
+        race_of("eole"),
+        race_of("heedful", "eole-tiny", minutes=120.0),
+        race_of("stub", task="libreoffice"),
+    )
+    races = race_page.in_order({"half": half, "other": other, "two": two})
+    assert list(races) == ["two", "half", "other"]
+    assert race_page.charts(races) == [[*two, *half], other]
+    assert races["two"] == two, "the tables keep their races"
+    assert race_page.charts({"half": race_of("heedful"), "two": two}) == [race_of("heedful"), two]
+
+
 def test_a_loss_is_the_better_the_lower_it_is() -> None:
     import race_page
 
