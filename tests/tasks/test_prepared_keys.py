@@ -57,7 +57,8 @@ def test_other_reading_settings_are_prepared_separately(tmp_path: Path) -> None:
         path.parent.mkdir()
         path.write_text("".join(f"a {n}\td\n" for n in range(40)))
         recipe = json.loads(json.dumps(tiny() | keys))
-        recipe["data"] = {"train": {"text": str(path), "text_field": 1}, "text_unit": unit}
+        column = {"text_field": 1} if path.suffix == ".tsv" else {}
+        recipe["data"] = {"train": {"text": str(path), **column}, "text_unit": unit}
         del recipe["evaluation"]
         task = plugins.task.get("language_modeling")(parse_recipe(recipe))
         data = prepared_data.prepare(task, tmp_path / "cache", Inherited(), lambda line: None)
