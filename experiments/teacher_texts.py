@@ -1,10 +1,10 @@
 """Training texts that models of earlier rows make: their translations of the training pairs."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from heedful.data.text_files import read_lines
+from heedful.files import write_lines
 from heedful.pipelines import Translator, ensemble, load
 
 BEAM, PENALTY = 5, 1.0
@@ -17,7 +17,7 @@ def reversed_words(path: Path, folder: Path) -> Path:
     """
     made = folder / f"{path.name.removesuffix('.gz')}.reversed"
     if not made.is_file():
-        _write(made, [_reverse(line) for line in read_lines(path)])
+        write_lines(made, [_reverse(line) for line in read_lines(path)])
     return made
 
 
@@ -39,15 +39,9 @@ def translated(
     outputs = model.translate(
         [*read_lines(text)], beam_size=BEAM, length_penalty=PENALTY, too_long="truncate"
     )
-    _write(made, [_reverse(line) if is_right_to_left else line for line in outputs])
+    write_lines(made, [_reverse(line) if is_right_to_left else line for line in outputs])
     return made
 
 
 def _reverse(line: str) -> str:
     return " ".join(reversed(line.split()))
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(part, path)
