@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 # Outputs (None: no texts), scores, the examples in order from the worst, and all examples.
 Entries = list[dict[str, Any]]
 EvaluationOutput = tuple[list[str] | None, dict[str, Any], Entries, Entries]
-_MIN_READ = (
-    0.99  # share of a text's characters that its tokenizer keeps, below which a note says so
-)
+# The share of a text's characters that its tokenizer keeps, below which a note says so.
+_MIN_READ = 0.99
 _MOST_COLUMNS = 12  # of a confusion matrix that is printed
 
 
