@@ -243,7 +243,7 @@ void run(const Attention& a) {
     using T = std::remove_pointer_t<decltype(null)>;
 #pragma omp parallel num_threads(a.threads)
     {
-      std::vector<Line> lines(Head<T>::size(a) / kLanes);
+      std::vector<Line> lines = lines_of(Head<T>::size(a));
       float* memory = lines.data()->floats;
 #pragma omp for schedule(dynamic)
       for (int64_t item = 0; item < a.texts * a.groups; item++) {

@@ -10,8 +10,8 @@ using Float32 = float;
 struct Bfloat16 {
   uint16_t bits;  // the upper half of a float
 };
-using Unsigned = uint32_t __attribute__((vector_size(64), may_alias));
-using Halves = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
+using Unsigned = uint32_t __attribute__((vector_size(4 * kLanes), may_alias));
+using Halves = uint16_t __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 enum ElementType : int64_t { kFloat32, kBfloat16 };  // as `library.ELEMENT_TYPES`
 

@@ -61,7 +61,7 @@ extern "C" bool heedful_cross_entropy(int64_t type, const void* logits, const in
     using T = std::remove_pointer_t<decltype(null)>;
 #pragma omp parallel num_threads(threads)
     {
-      std::vector<Line> buffer(round_up(vocab) / kLanes);
+      std::vector<Line> buffer = lines_of(vocab);
 #pragma omp for schedule(dynamic)
       for (int64_t i = 0; i < rows; i++)
         found[i] = row_loss(static_cast<const T*>(logits) + i * vocab, targets[i], vocab,

@@ -14,7 +14,7 @@ struct Mask {
   template <class T>
   Floats drop(Floats x, int64_t i, int64_t n) const {
     if (!keep) return x;
-    using Shorts = int16_t __attribute__((vector_size(32), aligned(2), may_alias));
+    using Shorts = int16_t __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
     Shorts some = {};
     if (n == kLanes)
       some = *reinterpret_cast<const Shorts*>(keep + i);

@@ -8,8 +8,10 @@
 
 namespace {
 constexpr int64_t kRows = 6;  // of a tile
+constexpr int64_t kVectors = kRegisters / 8;  // of a row of a tile, whose sums stay in registers
 
-// Sums (M, 16 V) of rows of x (M, K) and weights (K, 16 V); rows lie `x_step` and `w_step` apart.
+// Sums (M, V vectors) of rows of x (M, K) and weights (K, V vectors); rows lie `x_step` and `w_step`
+// apart.
 template <int M, int V>
 void tile(const float* weight, int64_t w_step, const float* x, int64_t x_step, int64_t width,
           float* sums, int64_t s_step) {
@@ -40,8 +42,8 @@ template <int M>
 void rows_product(const float* weight, int64_t w_step, const float* x, int64_t x_step,
                   int64_t width, int64_t columns, float* sums, int64_t s_step) {
   int64_t n = 0;
-  for (; n + 4 * kLanes <= columns; n += 4 * kLanes)
-    tile<M, 4>(weight + n, w_step, x, x_step, width, sums + n, s_step);
+  for (; n + kVectors * kLanes <= columns; n += kVectors * kLanes)
+    tile<M, kVectors>(weight + n, w_step, x, x_step, width, sums + n, s_step);
   switch ((columns - n) / kLanes) {
     case 1: return tile<M, 1>(weight + n, w_step, x, x_step, width, sums + n, s_step);
     case 2: return tile<M, 2>(weight + n, w_step, x, x_step, width, sums + n, s_step);
@@ -58,11 +60,13 @@ inline void exchange(Floats& a, Floats& b, std::integer_sequence<int, lane...>) 
   a = low;
 }
 
+// Transposes a square whose blocks of 2 S rows and columns lie where they belong.
 template <int S>
-inline void exchange_blocks(Floats* rows) {
+inline void transpose_blocks(Floats* rows) {
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; i++)
     if (!(i & S)) exchange<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>());
+  if constexpr (S > 1) transpose_blocks<S / 2>(rows);
 }
 
 // to (columns, rows) from (rows, columns), by squares of kLanes: both are read and written up to
@@ -73,10 +77,7 @@ inline void transpose(const float* from, int64_t from_step, int64_t rows, int64_
     for (int64_t j = 0; j < columns; j += kLanes) {
       Floats square[kLanes];
       for (int64_t k = 0; k < kLanes; k++) square[k] = load(from + (i + k) * from_step + j);
-      exchange_blocks<8>(square);
-      exchange_blocks<4>(square);
-      exchange_blocks<2>(square);
-      exchange_blocks<1>(square);
+      transpose_blocks<kLanes / 2>(square);
       for (int64_t k = 0; k < kLanes; k++) store(to + (j + k) * to_step + i, square[k]);
     }
 }

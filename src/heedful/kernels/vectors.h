@@ -1,13 +1,25 @@
-// Vectors of 16 floats and functions of them. GCC and Clang translate them to the widest vectors of
-// the processor that they compile for.
+// Vectors of floats and functions of them, as wide as the registers of the processor that they are
+// compiled for: GCC computes comparisons of wider ones lane by lane.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace {
+#if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
-using Floats = float __attribute__((vector_size(64), aligned(4), may_alias));
-using Ints = int32_t __attribute__((vector_size(64), aligned(4), may_alias));
+#elif defined(__AVX__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t kRegisters = 32;
+#else
+constexpr int64_t kRegisters = 16;
+#endif
+using Floats = float __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+using Ints = int32_t __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 using Eight = float __attribute__((vector_size(32), may_alias));
 using Four = float __attribute__((vector_size(16), may_alias));
 
@@ -16,8 +28,10 @@ inline int64_t round_up(int64_t count) { return (count + kLanes - 1) / kLanes * 
 
 // Memory of floats as whole cache lines: a vector that crosses two lines is loaded twice as slowly.
 struct alignas(64) Line {
-  float floats[kLanes];
+  float floats[16];
 };
+
+inline std::vector<Line> lines_of(int64_t floats) { return std::vector<Line>((floats + 15) / 16); }
 
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
 
@@ -37,21 +51,32 @@ inline Floats magnitude(Floats x) {
 // adding 1.5 · 2^23 rounds x and leaves it in the lowest bits.
 inline Ints nearest(Floats x) { return reinterpret_cast<Ints>(x + 12582912.0f) - 0x4b400000; }
 
-inline float sum_of(Floats x) {
+// The lanes of x as one number, by `combine` of two halves until one lane is left.
+template <class Combine>
+inline float reduced(Four x, Combine combine) {
+  return combine(combine(x[0], x[2]), combine(x[1], x[3]));
+}
+
+template <class Combine>
+inline float reduced(Eight x, Combine combine) {
+  const Four* halves = reinterpret_cast<const Four*>(&x);
+  return reduced(combine(halves[0], halves[1]), combine);
+}
+
+#ifdef __AVX512F__
+template <class Combine>
+inline float reduced(Floats x, Combine combine) {
   const Eight* halves = reinterpret_cast<const Eight*>(&x);
-  const Eight half = halves[0] + halves[1];
-  const Four* quarters = reinterpret_cast<const Four*>(&half);
-  const Four quarter = quarters[0] + quarters[1];
-  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+  return reduced(combine(halves[0], halves[1]), combine);
+}
+#endif
+
+inline float sum_of(Floats x) {
+  return reduced(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float largest_of(Floats x) {
-  const Eight* halves = reinterpret_cast<const Eight*>(&x);
-  const Eight half = halves[0] > halves[1] ? halves[0] : halves[1];
-  const Four* quarters = reinterpret_cast<const Four*>(&half);
-  const Four four = quarters[0] > quarters[1] ? quarters[0] : quarters[1];
-  const float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
-  return a > b ? a : b;
+  return reduced(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x with a relative error below 4e-7; e^-87 for x below -87, e^88 for x above 88. With

@@ -28,8 +28,8 @@ extern "C" AOTITorchError aoti_torch_cpu_heedful_float32_linear(AtenTensorHandle
     for (int64_t m = 0; m < rows; m += kRows) {
       const int64_t some = std::min(kRows, rows - m);
       with_rows(some, [&](auto fixed) {
-        tile<decltype(fixed)::value, 4>(w + first * inputs, kOutputs, given + m * inputs, inputs,
-                                        inputs, sums, kOutputs);
+        rows_product<decltype(fixed)::value>(w + first * inputs, kOutputs, given + m * inputs,
+                                             inputs, inputs, kOutputs, sums, kOutputs);
       });
       for (int64_t i = 0; i < some; i++)
 #pragma omp simd
