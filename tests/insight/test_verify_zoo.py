@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from heedful.cli.app import make_app
 from heedful.errors import UserError
 from heedful.insight import verify
+from heedful.insight.checks import distance
 from heedful.insight.verification import checks_of
 from heedful.parts.attention import Attention, plan_attention
 from heedful.parts.cache import Cache, LayerGroup
@@ -206,6 +207,14 @@ def test_a_vector_per_text_is_no_class() -> None:
     report = verify(build("bert", head="classify", num_labels=1))
     assert report.ok, str(report)
     assert skips(report) == {*SKIPPED["classifier"], "initial loss", "one batch overfits"}
+
+
+def test_a_single_number_is_compared_by_its_magnitude() -> None:
+    """It has no standard deviation, and rounding differs between batches on some processors."""
+    number = torch.tensor([[[-0.25]]])
+    assert distance(number, number * (1 + 2e-7)) < 1e-6
+    assert distance(number, number * 1.5) == pytest.approx(0.5)
+    assert distance(0 * number, number) > 1e6
 
 
 def test_small_effects_of_16_bit_nets_are_checked_again_in_fp64() -> None:

@@ -125,11 +125,13 @@ def check(
 def distances(a: Float[Tensor, "B P V"], b: Float[Tensor, "B P V"]) -> Float[Tensor, "P"]:
     """(P,): largest difference at each position, in standard deviations of `a`; inf for NaN.
 
-    Equal infinities (logits of forbidden tokens) have a difference of 0.
+    Equal infinities (logits of forbidden tokens) have a difference of 0. A single number, which has
+    no deviation, is compared by its magnitude.
     """
     gap = (a.double() - b.double()).abs().masked_fill(a == b, 0.0)
     finite = a.double()[a.isfinite()]
-    spread = float(finite.std(correction=0)) if finite.numel() else 0.0
+    is_single = finite.numel() < 2  # or none: then 0
+    spread = float(finite.abs().sum() if is_single else finite.std(correction=0))
     return (gap / max(spread, 1e-12)).nan_to_num(nan=math.inf, posinf=math.inf).amax((0, 2))
 
 
