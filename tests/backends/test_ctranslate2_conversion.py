@@ -85,4 +85,5 @@ def test_int8_has_a_quarter_of_the_bytes_and_close_outputs(tmp_path: Path) -> No
         assert backend.compute_type.startswith(precision)
     assert all(torch.equal(before[name], p) for name, p in net.named_parameters())
     assert sizes[1] < sizes[0] / 3
-    assert 0 < float((scores[0] - scores[1]).abs().mean()) < 0.5
+    # An eighth of their deviation here; it depends on the processor's instructions.
+    assert 0 < float((scores[0] - scores[1]).abs().mean()) < 0.25 * float(scores[0].std())
