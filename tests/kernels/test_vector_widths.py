@@ -9,6 +9,7 @@ import pytest
 from heedful.backends.hardware import cpu_flags
 from heedful.kernels.build import HEADERS, has_cpp_compiler
 
+HEADER_FOLDERS = [HEADERS, HEADERS.parent / "backends" / "aot"]
 SOURCE = Path(__file__).with_name("widths.cpp")
 # Lanes by the processor's flag that they need, and the option that leaves wider ones out.
 WIDTHS = {
@@ -28,7 +29,8 @@ def test_functions_of_vectors_agree_with_loops(lanes: int, tmp_path: Path) -> No
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     program = tmp_path / "widths"
-    options = ["-std=c++20", "-O1", "-march=native", option, "-ffp-contract=fast", f"-I{HEADERS}"]
+    options = ["-std=c++20", "-O1", "-march=native", option, "-ffp-contract=fast"]
+    options += [f"-I{folder}" for folder in HEADER_FOLDERS]
     subprocess.run([get_cpp_compiler(), *options, str(SOURCE), "-o", str(program)], check=True)
     found = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     assert found == f"{lanes} agrees\n"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "elements.h"
-#include "tiles.h"
+#include "products.h"
 
 namespace {
 // Numbers from -1 to 1 without a pattern.
@@ -53,6 +53,35 @@ bool multiplies(int64_t rows, int64_t inner, int64_t columns) {
   return true;
 }
 
+// Whole numbers of both ends of their ranges: sums of products must not overflow.
+bool multiplies_bytes(int64_t rows, int64_t inner) {
+  std::vector<Byte> x(rows * inner);
+  std::vector<int8_t> w(inner * kOutputs);
+  for (size_t i = 0; i < x.size(); i++) x[i] = Byte(i % 7 ? 255 - i % 5 : i % 3);
+  for (size_t i = 0; i < w.size(); i++) w[i] = int8_t(i % 11 ? 127 - i % 3 : -127);
+  std::vector<int32_t> sums(rows * kOutputs);
+  with_rows(rows, [&](auto fixed) {
+    tile<decltype(fixed)::value>(w.data(), x.data(), inner, sums.data());
+  });
+  for (int64_t m = 0; m < rows; m++)
+    for (int64_t n = 0; n < kOutputs; n++) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < inner; k++)
+        sum += int32_t(x[m * inner + k]) * w[(k / 4 * kOutputs + n) * 4 + k % 4];
+      if (sums[m * kOutputs + n] != sum) return false;
+    }
+  return true;
+}
+
+bool quantizes(int64_t width) {
+  const auto x = numbers(width);
+  std::vector<Byte> bytes(width);
+  const float scale = quantize(x.data(), width, bytes.data());
+  for (int64_t k = 0; k < width; k++)
+    if (std::fabs((bytes[k] - 128) * scale - x[k]) > 0.501f * scale) return false;
+  return true;
+}
+
 bool transposes(int64_t rows, int64_t columns) {
   const auto x = numbers(rows * columns);
   std::vector<float> y(rows * columns);
@@ -75,9 +104,12 @@ bool converts() {
 
 int main() {
   bool ok = reduces() && exponentials() && converts() && lines_of(17).size() == 2;
-  for (int64_t rows = 1; rows <= kRows; rows++)
+  for (int64_t rows = 1; rows <= kRows; rows++) {
     for (int64_t vectors = 1; vectors <= 9; vectors++)
       ok = ok && multiplies(rows, 5, vectors * kLanes);
+    ok = ok && multiplies_bytes(rows, 4) && multiplies_bytes(rows, 1024);
+  }
+  ok = ok && quantizes(3) && quantizes(77);
   ok = ok && transposes(kLanes, kLanes) && transposes(3 * kLanes, 2 * kLanes);
   std::printf("%d %s\n", int(kLanes), ok ? "agrees" : "differs");
 }

@@ -52,7 +52,7 @@ extern "C" AOTITorchError aoti_torch_cpu_heedful_int8_feed_forward(
   const bool is_gated = up.outputs > down.inputs;
 #pragma omp parallel
   {
-    static thread_local std::vector<uint8_t> bytes, hidden_bytes;
+    static thread_local std::vector<Byte> bytes, hidden_bytes;
     static thread_local std::vector<float> hidden;
     bytes.resize(kBlock * up.inputs);
     hidden_bytes.resize(kBlock * down.inputs);

@@ -52,11 +52,11 @@ extern "C" AOTITorchError aoti_torch_cpu_heedful_int8_linear(
   if (auto error = new_matrix(rows, layer.outputs, ret0)) return error;
   if (data(x, given) || data(*ret0, y)) return 1;
   const WithoutPythonLock unlocked(releases_lock != 0);
-  static thread_local std::vector<uint8_t> kept_bytes;
+  static thread_local std::vector<Byte> kept_bytes;
   static thread_local std::vector<float> kept_scales;
   kept_bytes.resize(rows * layer.inputs);
   kept_scales.resize(rows);
-  uint8_t* const bytes = kept_bytes.data();  // of this thread, for all of its team
+  Byte* const bytes = kept_bytes.data();  // of this thread, for all of its team
   float* const scales = kept_scales.data();
 #pragma omp parallel
   {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512VNNI__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -14,12 +14,17 @@
 namespace {
 constexpr int64_t kOutputs = 64;  // of a tile
 constexpr int64_t kBlock = 8 * kRows;   // rows that pass through a layer together
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+using Byte = int16_t;  // AVX2 multiplies bytes only to sums that may overflow
+#else
+using Byte = uint8_t;
+#endif
 
-// Sums (M, kOutputs) of rows of x (M, K), bytes, and weights with four inputs of an output side by
-// side: (K / 4, kOutputs, 4).
+// Sums (M, kOutputs) of rows of x (M, K), whole numbers from 0 to 255, and weights with four inputs
+// of an output side by side: (K / 4, kOutputs, 4).
 template <int M>
-void tile(const int8_t* weight, const uint8_t* x, int64_t width, int32_t* sums) {
-#ifdef __AVX512VNNI__
+void tile(const int8_t* weight, const Byte* x, int64_t width, int32_t* sums) {
+#if defined(__AVX512VNNI__)
   __m512i sum[M][4];
   for (int m = 0; m < M; m++)
     for (int j = 0; j < 4; j++) sum[m][j] = _mm512_setzero_si512();
@@ -36,11 +41,41 @@ void tile(const int8_t* weight, const uint8_t* x, int64_t width, int32_t* sums) 
   }
   for (int m = 0; m < M; m++)
     for (int j = 0; j < 4; j++) _mm512_storeu_si512(sums + m * kOutputs + 16 * j, sum[m][j]);
+#elif defined(__AVX2__)
+  constexpr int kSome = M < 3 ? M : 3;  // rows, whose sums of 16 outputs fit in registers
+  if constexpr (M > kSome)
+    tile<M - kSome>(weight, x + kSome * width, width, sums + kSome * kOutputs);
+  for (int64_t first = 0; first < kOutputs; first += 16) {
+    const int8_t* w = weight + 4 * first;
+    __m256i sum[kSome][4];  // of four outputs, each in two parts
+    for (int m = 0; m < kSome; m++)
+      for (int j = 0; j < 4; j++) sum[m][j] = _mm256_setzero_si256();
+    for (int64_t k = 0; k < width; k += 4, w += 4 * kOutputs) {
+      __m256i same[kSome];
+      for (int m = 0; m < kSome; m++) {
+        int64_t four;
+        std::memcpy(&four, x + m * width + k, 8);
+        same[m] = _mm256_set1_epi64x(four);
+      }
+      for (int j = 0; j < 4; j++) {
+        const auto* from = reinterpret_cast<const __m128i*>(w + 16 * j);
+        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(from));
+        for (int m = 0; m < kSome; m++)
+          sum[m][j] = _mm256_add_epi32(sum[m][j], _mm256_madd_epi16(same[m], wide));
+      }
+    }
+    for (int m = 0; m < kSome; m++)
+      for (int j = 0; j < 4; j += 2) {
+        const __m256i pairs = _mm256_hadd_epi32(sum[m][j], sum[m][j + 1]);
+        auto* to = reinterpret_cast<__m256i*>(sums + m * kOutputs + first + 4 * j);
+        _mm256_storeu_si256(to, _mm256_permute4x64_epi64(pairs, 0b11011000));
+      }
+  }
 #else
   std::memset(sums, 0, sizeof(int32_t) * M * kOutputs);
   for (int64_t k = 0; k < width; k += 4, weight += 4 * kOutputs)
     for (int m = 0; m < M; m++) {
-      const uint8_t* four = x + m * width + k;
+      const Byte* four = x + m * width + k;
 #pragma omp simd
       for (int64_t j = 0; j < kOutputs; j++)
         for (int i = 0; i < 4; i++)
@@ -60,7 +95,7 @@ struct Int8Layer {
 
   // Outputs first to first + kOutputs of y (M, N), for bytes x (M, K) with a scale for each row:
   // y = (sum - shift) · scale of x · scale + bias.
-  void block(int64_t first, const uint8_t* x, const float* x_scale, int64_t rows, float* y,
+  void block(int64_t first, const Byte* x, const float* x_scale, int64_t rows, float* y,
              int64_t y_step) const {
     const int64_t count = std::min(kOutputs, outputs - first);
     int32_t sums[kRows * kOutputs];
@@ -88,19 +123,19 @@ struct Int8Layer {
 };
 
 // Bytes 128 + round(x / scale), and the scale, of one row whose largest magnitude is `most`.
-inline float to_bytes(const float* x, int64_t width, float most, uint8_t* bytes) {
-  using Bytes = uint8_t __attribute__((vector_size(kLanes), aligned(1), may_alias));
+inline float to_bytes(const float* x, int64_t width, float most, Byte* bytes) {
+  using Bytes = Byte __attribute__((vector_size(kLanes * sizeof(Byte)), aligned(1), may_alias));
   const float scale = most > 0 ? most / 127 : 1, inverse = 1 / scale;
   int64_t k = 0;
   for (; k + kLanes <= width; k += kLanes)
     *reinterpret_cast<Bytes*>(bytes + k) =
         __builtin_convertvector(nearest(load(x + k) * inverse) + 128, Bytes);
-  for (; k < width; k++) bytes[k] = uint8_t(int32_t(std::nearbyint(x[k] * inverse)) + 128);
+  for (; k < width; k++) bytes[k] = Byte(int32_t(std::nearbyint(x[k] * inverse)) + 128);
   return scale;
 }
 
 // The same, of any row.
-inline float quantize(const float* x, int64_t width, uint8_t* bytes) {
+inline float quantize(const float* x, int64_t width, Byte* bytes) {
   Floats sizes = {};
   int64_t k = 0;
   for (; k + kLanes <= width; k += kLanes) sizes = larger(sizes, magnitude(load(x + k)));
