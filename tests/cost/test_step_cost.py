@@ -29,6 +29,7 @@ from heedful.models.adapters import LoRA, add_lora, freeze
 from heedful.models.encoder_decoder import EncoderDecoder
 from heedful.models.encoder_only import EncoderOnly
 from heedful.parts.tokens import Tokens
+from heedful.training import step
 from heedful.training.step import LossNet
 from heedful.zoo import architecture
 from heedful.zoo.architectures import meta_net
@@ -261,3 +262,12 @@ def test_a_net_with_random_weights_takes_the_steps_of_the_planned_one(name: str)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in parameters)
     timer.clear()
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_steps_are_timed_as_a_run_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = []
+    monkeypatch.setattr(step, "keep_freed_memory", lambda: prepared.append("memory"))
+    monkeypatch.setattr(step.kernels, "load", lambda: prepared.append("kernels"))
+    monkeypatch.setattr(step.openmp, "watch", lambda: prepared.append("threads"))
+    StepTimer(LossNet(net_of("gpt2"), LOSS), training(), "fp32", torch.device("cpu"))
+    assert prepared == ["memory", "kernels", "threads"]

@@ -7,12 +7,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from heedful import openmp
 from heedful.config import Training
 from heedful.cost.flops import ProductCounter
 from heedful.data.collate import Batch
 from heedful.training.optimizer import AUTOCAST, make_optimizer
-from heedful.training.step import LossNet
+from heedful.training.step import LossNet, prepare_cpu
 from heedful.zoo.saved import trainable
 
 Value = TypeVar("Value")
@@ -34,7 +33,7 @@ class StepTimer:
     ) -> None:
         self.loss_net, self.settings, self.device = loss_net.train(), settings, device
         if device.type == "cpu":
-            openmp.watch()
+            prepare_cpu()
         self.optimizer = make_optimizer(
             loss_net.net, settings.optimizer, layer_decay=settings.layer_lr_decay
         )

@@ -256,6 +256,13 @@ class StepSums(NamedTuple):
     corpora: Mapping[str, int]
 
 
+def prepare_cpu() -> None:
+    """Prepare this process for steps on a CPU: memory, kernels, and threads that wait."""
+    keep_freed_memory()
+    kernels.load()
+    openmp.watch()
+
+
 class WeightUpdates:
     """The optimizer steps of a run, and all state that they depend on besides the weights.
 
@@ -288,9 +295,7 @@ class WeightUpdates:
         self.average = None if decay is None else MovingAverage(net, decay)
         self.device = next(net.parameters()).device
         if self.device.type == "cpu":
-            keep_freed_memory()
-            kernels.load()
-            openmp.watch()
+            prepare_cpu()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         # On the device: 1 from the first step with a loss or gradient that is not finite.
         self._has_failed = torch.zeros((), device=self.device)
