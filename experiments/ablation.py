@@ -140,7 +140,7 @@ def main() -> None:
 def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train a row, or resume its run; returns its record."""
     settings = experiment.settings(row)
-    values = {"data": arguments.data, "runs": arguments.runs} | _seeds(arguments.seed)
+    values = {"data": arguments.data, "runs": arguments.runs, "seed": arguments.seed}
     arguments.runs.mkdir(parents=True, exist_ok=True)
     files = {key: arguments.data / file for key, file in experiment.files.items()}
     if experiment.first_pairs is not None:
@@ -150,7 +150,7 @@ def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> 
         files |= {key: reversed_words(path, arguments.runs) for key, path in sides.items()}
     texts = {key: [path] for key, path in files.items()}
     for made in experiment.rows[row].get("teacher_texts", ()):
-        add_teacher_text(experiment, row, made, arguments, texts)
+        add_teacher_text(experiment, made, arguments.runs, texts)
     all_settings = [
         *(
             f"{key}={paths[0] if len(paths) == 1 else [*map(str, paths)]}"
@@ -184,29 +184,25 @@ def run_row(experiment: Experiment, row: str, arguments: argparse.Namespace) -> 
 
 
 def add_teacher_text(
-    experiment: Experiment,
-    row: str,
-    made: dict[str, str],
-    arguments: argparse.Namespace,
-    texts: dict[str, list[Path]],
+    experiment: Experiment, made: dict[str, str], runs: Path, texts: dict[str, list[Path]]
 ) -> None:
     """Add the translations of a side of the training pairs, with that side, to the texts.
 
     Args:
-        made: an entry of `teacher_texts`: `models`, rows separated by blanks, of which those with
-            `-{other}` have another seed, and the side `of` which they translate.
+        made: an entry of `teacher_texts`: `models`, runs separated by blanks, and the side `of`
+            which they translate.
+        runs: the folder of the runs, which gets the translations.
         texts: files by recipe key.
     """
-    names = made["models"].format(**_seeds(arguments.seed)).split()
-    of, into = (
-        f"data.train.{side}" for side in ("src", "tgt")[:: 1 if made["of"] == "src" else -1]
-    )
+    names = made["models"].split()
+    sides = ["src", "tgt"] if made["of"] == "src" else ["tgt", "src"]
+    of, into = (f"data.train.{side}" for side in sides)
     is_right_to_left = experiment.is_right_to_left(names[0].rpartition("-")[0])
     texts[into].append(
         translated(
-            [arguments.runs / name for name in names],
+            [runs / name for name in names],
             texts[of][0],
-            arguments.runs / f"{row}-{arguments.seed}.{'+'.join(names)}.txt",
+            runs / f"{'+'.join(names)}.txt",
             is_right_to_left=is_right_to_left,
         )
     )
@@ -242,10 +238,6 @@ def _directory(arguments: argparse.Namespace, row: str) -> Path:
 def _test_outputs(directory: Path) -> Path:
     """The file of the translations of the test text by the search `PLAIN`."""
     return directory.with_name(f"{directory.name}.test.txt")
-
-
-def _seeds(seed: int) -> dict[str, int]:
-    return {"seed": seed, "other": seed - 1 or 3}
 
 
 def read_records(name: str, directory: Path) -> list[dict[str, Any]]:
@@ -412,7 +404,7 @@ def _times(sequence: list[str], records: list[dict[str, Any]]) -> list[str]:
     by_run = {f"{record['row']}-{record['seed']}": record for record in records}
     lines = []
     for seed in sorted({record["seed"] for record in records}) if sequence else []:
-        names = [run.format(**_seeds(seed)) for run in sequence]
+        names = [run.format(seed=seed) for run in sequence]
         if not all(name in by_run for name in names):
             continue
         past, scores = 0.0, []

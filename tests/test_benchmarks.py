@@ -408,27 +408,33 @@ def test_an_ablation_keeps_the_records_of_earlier_days(
 def test_rows_of_an_ablation_learn_from_ensembles(bench: Bench, tmp_path: Path, text: Path) -> None:
     runs = tmp_path / "runs"
     words = ["multi30k", "--data", str(text), "--runs", str(runs)]
-    teachers = ["short-warm-up", "backward-short-warm-up", "one-each-way"]
     page = {"page": "multi30k_ablation"}
-    bench("ablation", *words, "--rows", *teachers, **page)
-    rows = [*teachers, "right-to-left", "all-teachers"]
-    _, data = bench("ablation", *words, "--rows", *rows, "--seed", "2", **page)
-    records = {(record["row"], record["seed"]): record for record in data["records"]}
+    teachers = ["short-warm-up", "backward-short-warm-up"]
+    bench("ablation", *words, "--rows", *teachers, "right-to-left", **page)
+    for row, seed in product(teachers, "23"):
+        shutil.copytree(runs / f"{row}-1", runs / f"{row}-{seed}")
+    bench("ablation", *words, "--rows", "ensemble-student", **page)
+    for seed in "23":
+        shutil.copytree(runs / "ensemble-student-1", runs / f"ensemble-student-{seed}")
+    _, data = bench("ablation", *words, "--rows", "second-ensemble-student", **page)
+    records = {record["row"]: record for record in data["records"]}
     # Its test text is reversed, so that it cannot be tested against another row.
-    assert records["right-to-left", 2]["significance"]["baseline"] is None
-    assert records["all-teachers", 2]["significance"]["baseline"] == "short-warm-up"
-    train = load_recipe(runs / "all-teachers-2").data.train
+    assert records["right-to-left"]["significance"]["baseline"] is None
+    assert records["ensemble-student"]["significance"]["baseline"] == "short-warm-up"
     first = str(text / "train.en.gz"), str(text / "train.de.gz")
-    assert (train.src[0], train.tgt[0]) == first
-    made = {*train.src, *train.tgt} - {*first}
-    assert {Path(path).name.removeprefix("all-teachers-2.") for path in made} == {
-        "one-each-way-2+one-each-way-1.txt",
-        "right-to-left-2.txt",
-        "backward-short-warm-up-2+backward-short-warm-up-1.txt",
-    }
-    assert train.src.count(first[0]) == 3
-    assert train.tgt.count(first[1]) == 2
-    assert all(len(Path(path).read_text().split("\n")) == 41 for path in made)
+    students = {"ensemble-student": "short-warm-up", "second-ensemble-student": "ensemble-student"}
+    for row, teacher in students.items():
+        train = load_recipe(runs / f"{row}-1").data.train
+        assert (train.src[0], train.tgt[0]) == first
+        made = {*train.src, *train.tgt} - {*first}
+        assert {Path(path).name for path in made} == {
+            f"{teacher}-1+{teacher}-2+{teacher}-3.txt",
+            "right-to-left-1.txt",
+            "backward-short-warm-up-1+backward-short-warm-up-2+backward-short-warm-up-3.txt",
+        }
+        assert train.src.count(first[0]) == 3
+        assert train.tgt.count(first[1]) == 2
+        assert all(len(Path(path).read_text().split("\n")) == 41 for path in made)
     reverse = (runs / "train.de.reversed").read_text().split("\n")
     assert reverse[0] == "0 train Haus zum läuft Hund der"
 
