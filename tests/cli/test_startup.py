@@ -83,6 +83,11 @@ def test_translation_imports_torch_and_few_other_packages(tmp_path) -> None:
     assert actual == ["numpy", "tokenizers", "torch", *own]
 
 
+def test_errors_in_a_recipe_do_not_wait_for_a_compiler() -> None:
+    compilers = ["torch._dynamo", "torch._inductor", "sympy"]
+    assert heavy_imports("--version", then="import heedful.run", heavy=compilers) == []
+
+
 def test_a_training_imports_no_other_backends_and_tasks(tmp_path) -> None:
     """A training on pairs of texts needs no converted backends, chats and grammars."""
     recipe = write_recipe(tmp_path / "recipe.json", training__max_steps=1)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
 from heedful.data.buckets import MAX_SHAPES
 from heedful.data.collate import Batch
@@ -50,7 +49,9 @@ class BlockCompiler:
             )
         use_own_inductor_cache()
         # Limits on all graphs of `_call` in the process, those of other nets included.
-        config: Any = torch._dynamo.config
+        from torch import _dynamo  # takes a second, for which errors in a recipe need not wait
+
+        config: Any = _dynamo.config
         config.recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS
         config.accumulated_recompile_limit += _PART_SIZES * MAX_SHAPES * _BLOCK_KINDS
         self._compiled_shapes: set[Any] = set()
@@ -79,7 +80,7 @@ class BlockCompiler:
             with track(name, 1) as advance:
                 yield
                 advance(1)
-        except TorchDynamoException as error:
+        except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"torch cannot compile the net: {reason}; {_TURN_OFF}") from error
         self._compiled_shapes.add(shape)
