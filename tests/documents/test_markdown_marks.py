@@ -254,6 +254,8 @@ def test_alerts_and_callouts_stay_ones(source: str, texts: list[str]) -> None:
         ("# a word{#install .big} #", ["a word"]),
         ("## a word ## {: #install }", ["a word"]),
         ("a word {#a-b key='v w'}\n===", ["a word"]),
+        ("# a word {-}", ["a word"]),
+        ("# a word { - } #", ["a word"]),
         ("## [a word]{#install}", ["a word"]),
         ("see [a word](u){target=_blank} now", ["see <g1>a word</g1> now"]),
         ("see [a word][r]{: .x}{:.y} now\n\n[r]: u", ["see <g1>a word</g1> now"]),
@@ -293,6 +295,24 @@ def test_attributes_stay_behind_their_emphasis() -> None:
     [span] = document._spans
     assert document._rendered(span, "x打开<g1>文件</g1>菜单") == "x打开*文件*{.x}菜单"
     assert document._rendered(span, "<g1>文件</g1> x") == "_文件_{.x} x"
+
+
+@pytest.mark.parametrize(
+    ("source", "texts", "num_labels"),
+    [
+        ("see [[a word]] and [[c_word#h]].", ["see <x1/> and <x2/>."], 0),
+        ("see [[a/b.md|a word]] now", ["see <x1/> now"], 1),
+        ("![[a word.png]]\n\n![[a word.png|300]] now", [" now"], 1),
+        ("see [[1]](u) and [[a word]][r]\n\n[r]: u", ["see <g1>[1]</g1> and <g2>[a word]</g2>"], 0),
+    ],
+)
+def test_links_of_wikis_are_kept(source: str, texts: list[str], num_labels: int) -> None:
+    """Their brackets were escaped, and the names of pages translated."""
+    document = MarkdownDocument(source.encode(), "a.md")
+    assert [segment.text for segment in document.segments] == texts
+    assert document.skipped.get("labels of links between pages of a wiki", 0) == num_labels
+    out = as_text(translated("a.md", source, lambda text: text.replace("see", "_see")))
+    assert rendered(out) == rendered(source).replace("see", "_see")
 
 
 @pytest.mark.parametrize("line", ["[TOC]", "[[_TOC_]]", "[[toc]]", "(the-place)="])

@@ -18,9 +18,10 @@ _BREAK = r"(?:\\|(?<! ) {2,}+)\r?\n[ \t>]*"  # of a line, within a paragraph
 _FRONT_MATTER = re.compile(
     rf"\A---[ \t]*{_END}(?:.*?{_END})??(?:---|\.\.\.)[ \t]*(?:{_END}|\Z)", re.DOTALL
 )
-# Lists of attributes (Pandoc, Python-Markdown, kramdown): ids, classes, keys with values, formats.
+# Lists of attributes (Pandoc, Python-Markdown, kramdown): ids, classes, keys with values, formats,
+# and `-` for a heading without a number.
 _ATTRIBUTE = (
-    r"(?:[#.][^\s{}#.\"'`=<>][^\s{}#\"'`=<>]*|=[a-z]\w*"
+    r"(?:-|[#.][^\s{}#.\"'`=<>][^\s{}#\"'`=<>]*|=[a-z]\w*"
     r"|[a-zA-Z_][\w:.-]*=(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s{}\"'<>]+))"
 )
 _OWN_ATTRIBUTES = rf"\{{[ \t]*{_ATTRIBUTE}(?:[ \t]+{_ATTRIBUTE})*[ \t]*\}}"
@@ -41,6 +42,7 @@ _CODE = re.compile(
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
     r"|(?P<note>\[\^[^\[\]\s]+\]:?|\A\[[ xX]\](?=\s)"
     r"|\[![a-zA-Z-]+ ?\[[^\[\]]*\]\([^()\s]*\)\])"  # what DocFX includes
+    r"|(?P<wiki>!?\[\[[^\[\]\n]+\]\](?![(\[]))"
     rf"|(?P<attributes>{_ATTRIBUTES.pattern})"
     # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
     r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
@@ -68,6 +70,8 @@ _HIDDEN_START = re.compile(r"<!--|<(?:script|style)\b", re.IGNORECASE)
 _HIDDEN = re.compile(r"<!--.*?-->|<(script|style)\b.*?</\1>", re.DOTALL | re.IGNORECASE)
 _ANY_TAG = re.compile(r"<[^<>]*>")
 _ALTERNATIVE = re.compile(r"!\[[^\[\]]*\w")  # of an image, with words
+# Before the bar is the page (Obsidian) or its label (GitHub).
+_WIKI_LABEL = re.compile(r"!?\[\[[^\[\]|]*\|")
 # What would begin a block other than a paragraph.
 _BLOCK_START = re.compile(
     r"(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|=+\s*\Z|(?:[-*_]\s*){3,}\Z|:|~~~|```|\|)"
@@ -201,6 +205,8 @@ class MarkdownDocument(SpanDocument):
         for piece in pieces:
             if piece.kind == "alone" and _ALTERNATIVE.match(piece.raw):
                 self.skip("alternative texts of images")
+            if piece.kind == "alone" and _WIKI_LABEL.match(piece.raw):
+                self.skip("labels of links between pages of a wiki")
         self._add_pieces(pieces, start, sizes)
 
     def _rendered(self, span: Span, text: str) -> str:
