@@ -222,14 +222,17 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str, make: Callable[[list[Any]], Any] | None = None) -> Any:
     """Parse standard JSON: no NaN, no lone surrogates, limited nesting.
+
+    Args:
+        make: makes an object from its pairs of key and value, or raises ValueError; None: a dict.
 
     Raises:
         UserError: the text is not JSON; the message begins with `where`.
     """
     try:
-        content = json.loads(text, parse_constant=_no_number)
+        content = json.loads(text, parse_constant=_no_number, object_pairs_hook=make)
         if _SURROGATE_ESCAPE.search(text):
             json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -139,6 +139,12 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ("t.jsonl", b'{"text": "a"}\n{"text": ', None, r"t\.jsonl, line 2 is not JSON"),
         ("t.jsonl", b"[" * 100_000, None, r"t\.jsonl, line 1 is not JSON"),
         ("t.jsonl", b'"text"', None, r"t\.jsonl, line 1: not a JSON object"),
+        (
+            "t.jsonl",
+            b'{"text": "a", "text": "b"}',
+            None,
+            r"line 1 is not .*: the key 'text' stands twice",
+        ),
         ("t.jsonl", b'{"body": "a"}', None, r"line 1: no key 'text' .found: 'body'.; set"),
         ("t.jsonl", b'{"text": 3}', None, r"t\.jsonl, line 1: 'text' is not a text"),
         ("t.jsonl", b'{"text": "\\ud83d"}', None, r"t\.jsonl, line 1 holds half"),
