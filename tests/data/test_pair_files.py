@@ -293,12 +293,12 @@ def test_subtitles_beside_each_other_are_pairs_by_time(tmp_path: Path) -> None:
     first.write_text(SRT + "\n3\n00:00:09,000 --> 00:00:10,000\nAlone\n")
     second.write_text(
         "WEBVTT\n\n00:01.100 --> 00:01.500\nHallo mein\n\n00:01.500 --> 00:02.100\n"
-        "lieber <b>Freund\n\n"
+        " \nlieber <b>&gt;&#32;Freund &amp; x\n\n"
         "00:03.000 --> 00:04.500\n- Ja.\n- Nein.\n"
     )
     rows = collect(open_rows({"src": [first], "tgt": [second]}))
     assert pairs_of(rows) == [
-        ("Hello my dear friend", "Hallo mein lieber Freund"),
+        ("Hello my dear friend", "Hallo mein lieber > Freund & x"),
         ("- Yes. - No.", "- Ja. - Nein."),
     ]
     assert rows.report.left_out == {"cues without a partner": 1}

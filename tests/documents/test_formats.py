@@ -601,6 +601,16 @@ def test_names_of_cues_are_no_blocks() -> None:
     ]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_of_blanks_does_not_end_a_cue_of_webvtt(end: str) -> None:
+    """YouTube's captions begin with one; their texts were lost."""
+    cue = "00:01.000 --> 00:02.000 align:start\n \nHello<00:01.500><c> all</c>\n \nx"
+    source = f"WEBVTT\n\n{cue}\n\n".replace("\n", end)
+    content, _, document = translated("a.vtt", source, replaced(Hello="Hallo"))
+    assert [segment.text for segment in document.segments] == ["Hello<x1/><g2> all</g2>", "x"]
+    assert content.decode() == source.replace("Hello", "Hallo")
+
+
 def test_vtt_has_entities() -> None:
     source = VTT.replace("Hi", "R&amp;D &lt;x&gt;")
     content, _, document = translated("a.vtt", source, replaced(you="a<b & c"))

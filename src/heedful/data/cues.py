@@ -39,7 +39,8 @@ def read_cues(text: str, name: str) -> tuple[list[Cue], list[int]]:
     """The cues of a file of subtitles; raises UserError if there is none.
 
     In SubRip a text may have blank lines, as players (FFmpeg) read it: what is behind one is a
-    further cue of the same time. The number of a cue needs no blank line before it there.
+    further cue of the same time. The number of a cue needs no blank line before it there. In WebVTT
+    a line of spaces does not end a text.
 
     Returns:
         the cues, and the lines of times that cannot be read, whose texts are in no cue.
@@ -57,7 +58,7 @@ def read_cues(text: str, name: str) -> tuple[list[Cue], list[int]]:
         times = None if is_block else _TIMES.fullmatch(line)
         is_number = line.strip().isdigit()
         is_name = not is_vtt and (is_number or begin is None) and _TIMES.match(text, match.end())
-        is_blank = not line.strip() or bool(is_name)
+        is_blank = not (line if is_vtt else line.strip()) or bool(is_name)
         if begin is not None and (is_blank or times):
             cues.append(Cue(*begin, start, max(start, stop), first))
             begin = None

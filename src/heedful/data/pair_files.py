@@ -3,6 +3,7 @@
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from html import unescape
 from pathlib import Path
 from typing import TypeAlias
 
@@ -277,8 +278,8 @@ def subtitle_units(paths: Sequence[Path]) -> Iterator[FileRow]:
     size = sum(path.stat().st_size for path in paths) // max(len(groups), 1)
     for ranges in groups:
         found = [
-            " ".join(_cue_text(text, cues[index]) for index in indices)
-            for text, cues, indices in zip(texts, sides, ranges, strict=True)
+            " ".join(_cue_text(text, cues[index], path) for index in indices)
+            for text, cues, indices, path in zip(texts, sides, ranges, paths, strict=True)
         ]
         yield FileRow(sides[0][ranges[0][0]].line, tuple(found), "", size)
     for side, cues in enumerate(sides):
@@ -290,6 +291,7 @@ def subtitle_units(paths: Sequence[Path]) -> Iterator[FileRow]:
             yield FileRow(line, (), "cues with broken times")
 
 
-def _cue_text(text: str, cue: Cue) -> str:
-    """The text of a cue in one line, without styles."""
-    return " ".join(STYLE.sub("", text[cue.start : cue.stop]).split())
+def _cue_text(text: str, cue: Cue, path: Path) -> str:
+    """The text of a cue in one line, without styles; WebVTT has entities as HTML."""
+    plain = STYLE.sub("", text[cue.start : cue.stop])
+    return " ".join((unescape(plain) if path.name.lower().endswith(".vtt") else plain).split())

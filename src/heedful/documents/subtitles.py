@@ -57,11 +57,15 @@ class SubtitleDocument(SpanDocument):
 
 
 def _sentences(lines: list[str]) -> list[list[str]]:
-    """Groups of lines that are one text: not those of two speakers, nor two sentences."""
+    """Groups of lines that are one text: not those of two speakers, nor two sentences.
+
+    A line of blanks is a group.
+    """
     groups: list[list[str]] = []
     for line in lines:
         plain = STYLE.sub("", line)
-        is_new = not groups or _DIALOGUE.match(plain) is not None
+        is_new = not groups or not plain.strip() or not groups[-1][-1].strip()
+        is_new |= _DIALOGUE.match(plain) is not None
         if is_new or _SENTENCE_END.search(STYLE.sub("", groups[-1][-1])):
             groups.append([line])
         else:
