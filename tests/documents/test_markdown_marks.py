@@ -329,3 +329,62 @@ def test_bars_in_a_cell_are_escaped(cell: str) -> None:
     source = f"| {cell} | b |\n|-|-|\n"
     out = as_text(translated("a.md", source, lambda text: text.replace("word", "a|b")))
     assert out == source.replace("word", r"a\|b")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "!!! note\n\n    {}\n\n    - {}\n    - {}\n\n{}",
+        '??? tip "A title"\n    {}:\n    ```bash\n    the  code\n    ```\n    1. {}\n',
+        '=== "a"\n\n    {}\n\n=== "b"\n\n    !!! note\n        {}\n\n        | {} |\n        |-|\n',
+        "{}[^1]\n\n[^1]: {}\n\n    {}\n\n    {}\n\n{}",
+        "{}\n\n:   {}\n\n    {}\n\n        the code\n",
+        "- {}\n\n    !!! note\n\n        {}\n\n    {}\n",
+        "!!! note\n\t{}\n\n\t{}\r\n\r\n\t\tthe code\n",
+        "```\n!!! note\n\n    the code\n```\n\n    the code\n\n{}",
+    ],
+)
+def test_indented_blocks_of_extensions_are_markdown(source: str) -> None:
+    """Their lists and code became one line, or they were left out."""
+    texts = [f"the word{number}" for number in range(source.count("{}"))]
+    page = source.format(*texts)
+    read = [re.sub(r"<x1/>|^[: ]+|:$", "", text) for text in pairs_of(page)]
+    assert read == texts
+    out = as_text(translated("a.md", page, lambda text: text.replace("the word", "das Wort")))
+    assert out == page.replace("the word", "das Wort")
+
+
+def test_indented_blocks_are_read_to_a_limit() -> None:
+    heads = "".join(f"{'    ' * depth}!!! note\n" for depth in range(400))
+    page = f"{heads}{'    ' * 400}the word"
+    assert as_text(translated("a.md", page, str.upper)) == page.replace("the word", "THE WORD")
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ('+++\ntitle = "the word"\n[params]\n+++\n\nthe word\n', ["the word"]),
+        ('the word {{< ref "a_*b*.md" >}} now', ["the word <x1/> now"]),
+        ('the word {{% ref "[a](b)" %}} now', ["the word <x1/> now"]),
+        ('the word {{ site.data["x"] }} now', ["the word <x1/> now"]),
+        ("the word {/* the *note* */} now", ["the word <x1/> now"]),
+        ("*[HTML]: the word\n\nthe word", ["the word"]),
+        ("import Tabs from '@theme/Tabs';\n\nthe word", ["the word"]),
+        ("import {a, b} from 'the'\nimport 'the.css';\n\nthe word", ["the word"]),
+        ("export const the = 1;\n\nexport default function App() {\n\nthe word", ["the word"]),
+    ],
+)
+def test_templates_and_code_between_texts_are_kept(source: str, texts: list[str]) -> None:
+    """Their signs were escaped, or they were translated."""
+    assert pairs_of(source) == texts
+    out = as_text(translated("a.md", source, lambda text: text.replace("word", "_word")))
+    kept, found, text = source.rpartition("the word")
+    assert out == kept + found.replace("word", "\\_word") + text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import the file from the menu", "export the file", "export const values", "the {{ a }}"],
+)
+def test_texts_like_code_are_translated(text: str) -> None:
+    assert pairs_of(f"{text}\n") == [text]

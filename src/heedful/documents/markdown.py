@@ -10,14 +10,10 @@ from typing import Any
 from heedful import extras
 from heedful.data.inline import InlinePiece
 from heedful.documents.emphasis import MARKS, with_emphasis
+from heedful.documents.markdown_blocks import FRONT_MATTER, HEAD, LINE_END, indented_blocks
 from heedful.documents.spans import Span, SpanDocument
 
-_END = r"(?:\r\n?|\n)"
-_LINE_END = re.compile(_END)
 _BREAK = r"(?:\\|(?<! ) {2,}+)\r?\n[ \t>]*"  # of a line, within a paragraph
-_FRONT_MATTER = re.compile(
-    rf"\A---[ \t]*{_END}(?:.*?{_END})??(?:---|\.\.\.)[ \t]*(?:{_END}|\Z)", re.DOTALL
-)
 # Lists of attributes (Pandoc, Python-Markdown, kramdown): ids, classes, keys with values, formats,
 # and `-` for a heading without a number.
 _ATTRIBUTE = (
@@ -37,6 +33,8 @@ _ITEM_ATTRIBUTES = re.compile(r"\{:[^{}\n]*\}[ \t]+")  # at the beginning of an 
 # before code, footnotes and boxes of tasks (GitHub), and formulas (as in Pandoc).
 _CODE = re.compile(
     r"(?P<code>(?:\{[\w:.+-]+\})?(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
+    # Of Hugo, Jinja and MDX; a name alone (`{{ name }}`) is a placeholder of the text.
+    r"|(?P<template>\{\{(?=[<%]|[^{}\n]*[\\`*\[\]<])[^{}\n]*\}\}|\{/\*[^{}]*\*/\})"
     r"|(?P<auto><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[^<>\s@]+@[^<>\s]+>|\bhttps?://[^\s<>()\[\]]+)"
     r"|(?P<tag></?[a-zA-Z][^<>]*>|\{%[^%]*%\})|(?P<comment><!--)"
     r"|(?P<image>!\[[^\[\]]*\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\[\]]*\]))"
@@ -77,16 +75,19 @@ _BLOCK_START = re.compile(
     r"(?=[-+*](?:\s|\Z)|#{1,6}(?:\s|\Z)|>|=+\s*\Z|(?:[-*_]\s*){3,}\Z|:|~~~|```|\|)"
     r"|(?=\d{1,9}[.)](?:\s|\Z))"
 )
+_DEEPEST = 20  # indented blocks within each other
 _TABLE_CELL = ("th_open", "td_open")
 # Lines of extensions: of admonitions and directives, of formulas, of templates, of attributes, of
-# tables of contents, and of names of places in MyST. They are kept.
-# An admonition has a type, a title in quotes, or both; a tag of a template may end on another line.
+# tables of contents, of names of places in MyST, of abbreviations, and of code in MDX. They are
+# kept. A tag of a template may end on another line.
 _APART = re.compile(
-    r"(?:!!!|\?\?\?\+?)\s+(?:(?:[\w-]+\s+)*\".*\"|[\w-]+(?:\s+inline(?:\s+end)?)?)\s*\Z"
+    rf"{HEAD}"
     r"|:::|\$\$[^$]*+(?:\$\$)?\s*\Z"
     r"|(?:(?:\{\{[^{}]*\}\}|\{%(?:(?!%\}).)*%\})\s*)+\Z|\{%(?!.*%\})"
     rf"|(?:{_ATTRIBUTES.pattern}\s*)+\Z"
-    r"|(?i:\[TOC\]|\[\[_?TOC_?\]\]|\([^\s()]+\)=)\s*\Z"
+    r"|(?i:\[TOC\]|\[\[_?TOC_?\]\]|\([^\s()]+\)=)\s*\Z|\*\[[^\[\]]+\]:"
+    r"|import\s+(?:[\w*{},\s]+?\s+from\s+)?[\"'][^\"']+[\"'];?\s*\Z"
+    r"|export\s+(?:const|let)\s+\w+\s*=|export\s+(?:default\s+)?function\b[\w\s]*\("
 )
 # The first line of an alert (GitHub) or a callout (Obsidian), which may have a title behind it.
 _ALERT = re.compile(r"\[!\w[^\[\]]*\][+-]?(?:[ \t]+|\Z)")
@@ -101,19 +102,41 @@ class MarkdownDocument(SpanDocument):
         from markdown_it import MarkdownIt
 
         self._cells: set[int] = set()  # where the texts of cells start
-        front = _FRONT_MATTER.match(self.text)
-        ends = (end.end() for end in _LINE_END.finditer(self.text))
+        front = FRONT_MATTER.match(self.text)
+        ends = (end.end() for end in LINE_END.finditer(self.text))
         self._line_starts = [0, *ends]  # as the parser counts lines
         first_line = self._line(front.end()) - 1 if front else 0
         body = self.text[front.end() if front else 0 :]
         parser = MarkdownIt("commonmark").enable("table")
+        # `parse` is for blocks alone here: their content is in `content` of inline tokens.
+        parser.core.ruler.disable("inline")
+        self._add_lines(LINE_END.split(body), first_line, parser, {})
+        self._spans.sort(key=lambda span: span.start)
+        self.segments = [span.segment for span in self._spans]
+
+    def _add_lines(
+        self, lines: list[str], first_line: int, parser: Any, env: dict[str, Any], depth: int = 0
+    ) -> None:
+        """Add the texts of lines, and those of the indented blocks in them.
+
+        Args:
+            first_line: the number of the first one in the file, from 0.
+            env: of the parser, with the definitions of links found so far.
+            depth: of the blocks around the lines.
+        """
+        blocks = indented_blocks(lines) if depth < _DEEPEST else []
+        outer = [*lines]
+        for block in blocks:
+            outer[block.start : block.stop] = [""] * (block.stop - block.start)
+        self._add_blocks(parser.parse("\n".join(outer), env), env, first_line)
+        for block in blocks:
+            self._add_lines(block.lines, first_line + block.start, parser, env, depth + 1)
+
+    def _add_blocks(self, tokens: Sequence[Any], env: dict[str, Any], first_line: int) -> None:
+        """Add the texts of the parser's tokens."""
         row: tuple[int, int] | None = None
         in_cell, place = False, 0
         around = "", ""  # the types of the last two tokens
-        # `parse` is for blocks alone here: their content is in `content` of inline tokens.
-        parser.core.ruler.disable("inline")
-        env: dict[str, Any] = {}
-        tokens = parser.parse(body, env)
         self._labels = frozenset(env.get("references", {}))
         for token in tokens:
             if token.type == "tr_open" and token.map:
