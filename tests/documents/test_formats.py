@@ -718,6 +718,40 @@ def test_slashes_and_missing_ends_in_html_are_read_as_browsers_do(
 
 
 @pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        (
+            "I live in <nobr>New York</nobr> now and <my-tip>hover text</my-tip> is good.",
+            ["I live in <g1>New York</g1> now and <g2>hover text</g2> is good."],
+        ),
+        (
+            "<p>I like <picture><source srcset=a><img></picture> very much.</p>",
+            ["I like <g1><x2/><x3/></g1> very much."],
+        ),
+        (
+            "<p>Only <meta itemprop=a content=b>5 <output>of</output> <slot>6</slot></p>",
+            ["Only <x1/>5 <g2>of</g2> <g3>6</g3>"],
+        ),
+        (
+            "<my-app><h1>One</h1>two <svg>x</svg> three</my-app> <p>four</p>",
+            ["One", "two <x1/> three", "four"],
+        ),
+        (
+            "<!doctype html>a<select>b<option>c</select>d<marquee>e</marquee>f<br>g<hr>h",
+            [*"abcdefgh"],
+        ),
+        ("<title>a</title>b<details><summary>c</summary>d</details>", [*"abcd"]),
+        ("<table>a<caption>b<tr><th>c<td>d</table>e<dl><dt>f<dd>g</dl>", [*"abcdefg"]),
+    ],
+)
+def test_only_blocks_of_html_end_a_text(page: str, texts: list[str]) -> None:
+    """Unknown elements did, so that a sentence was translated in parts."""
+    content, _, document = translated("a.html", page)
+    assert [segment.text for segment in document.segments] == texts
+    assert content == page.encode()
+
+
+@pytest.mark.parametrize(
     ("tag", "languages", "expected"),
     [
         ("<html/lang=en>", ("en", "de"), "<html/lang=de>"),

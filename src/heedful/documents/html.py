@@ -10,23 +10,12 @@ from typing import NamedTuple
 
 from heedful.data.inline import InlinePiece
 from heedful.data.language_tags import is_right_to_left, is_same_language, standard_tag
+from heedful.documents.html_elements import BLOCKS, KEPT, VOID
 from heedful.documents.spans import SpanDocument
 from heedful.documents.unclosed_tags import with_other_halves
 from heedful.errors import UserError
 
-# Elements in a line of text; all others end a block.
-_INLINE_NAMES = """
-a abbr acronym b bdi bdo big cite del dfn em font i img ins label mark q ruby rb rp rt s small span
-strike strong sub sup time tt u wbr data button input
-"""
-# Elements whose content is kept as it is; they too are in a line of text.
-_KEPT_NAMES = """
-code kbd samp var svg math script style template textarea noscript object iframe audio video canvas
-"""
 _FOREIGN = frozenset(["svg", "math"])  # which may end as XML does: `<svg/>`
-_VOID_NAMES = "area base br col embed hr img input link meta param source track wbr"
-_KEPT, _VOID = frozenset(_KEPT_NAMES.split()), frozenset(_VOID_NAMES.split())
-_INLINE = _KEPT.union(_INLINE_NAMES.split())
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _LABELS = {
     label: encoding
@@ -267,13 +256,13 @@ def _kind(tag: str, name: str, is_xml: bool) -> str:
     In HTML a slash at the end of a tag has no meaning, but in SVG and MathML.
     """
     attributes = [*_attributes(tag)]
-    if name in _VOID:
+    if name in VOID:
         return "empty"
     if tag.endswith("/>") and (is_xml or name in _FOREIGN):
         last = attributes[-1] if attributes else None  # whose value, without quotes, may have it
         if last is None or last.start + len(last.value) < len(tag) - 1:
             return "empty"
-    is_kept = name in _KEPT or any(
+    is_kept = name in KEPT or any(
         (one.name == "translate" and one.value.lower() == "no")
         or (one.name == "class" and "notranslate" in one.value.split())
         for one in attributes
@@ -311,13 +300,13 @@ class _Runs:
                 self._pieces[-1], self._sizes[-1] = InlinePiece("alone", whole), len(whole)
         elif kind == "kept":
             self.kept, self.kept_place, self._raws = (name, 1), place, [raw]
-            if name not in _INLINE:
+            if name in BLOCKS:
                 self.end(place)
             self._append(InlinePiece("alone", raw), raw)
         elif kind == "text":
             self._add_text(raw)
-        elif kind == "comment" or name in _INLINE:
-            pair = "alone" if name in _VOID else {"start": "open", "end": "close"}.get(kind)
+        elif kind != "block" and name not in BLOCKS:
+            pair = "alone" if name in VOID else {"start": "open", "end": "close"}.get(kind)
             self._append(InlinePiece(pair or "alone", raw, name), raw)  # type: ignore[arg-type]
         else:
             self.end(place + len(raw))
