@@ -191,7 +191,8 @@ def test_packed_files_are_no_documents() -> None:
 CUE = "1\n00:00:01,000 --> 00:00:02,000\na"
 REPEATED = {  # by the name of a file: what comes once, and what comes after it
     "a.html": [("", part) for part in ("<!--", "<a href='", "<a =", "&", "<", "<title>", "<b>")]
-    + [("", "]"), ("", "<b></c>"), ("", "<script/></b>")],
+    + [("", "]"), ("", "<b></c>"), ("", "<script/></b>"), ("<li translate=no>", "<ul><dd></ol>")]
+    + [("<p translate=no>", "<p translate=no>"), ("<li translate=no><dl>", "<dd></p></li>")],
     "a.md": [("", part) for part in ("[", "*", "`", "*a ", "![[", "[a](", "<a ", "**a* ", "> a\n")]
     + [("", part) for part in ("{.a", "{: ", '{a="', "`a`{.b}", "[a]{.b}", "*a*{.b}", "[!a[", "# ")]
     + [("`a`", "{:b}"), ("{.a", " "), ("# ", "#"), ("> [!a]\n", "> [!a]\n")]

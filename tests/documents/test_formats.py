@@ -752,6 +752,51 @@ def test_only_blocks_of_html_end_a_text(page: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        ("<ul><li{}>a<li>b</ul><p>c</p>", [*"bc"]),
+        ("<ul><li{}>a<p>a<ul><li>a<li>a</ul>a</ul><p>b", ["b"]),
+        ("<ul><li{}>a<div>a</div><li title='x'>b", ["b"]),
+        ("<div><li{}>a</div>b", ["b"]),
+        ("<dl><dt{}>a<dd>b<dd{}>a</dl>c", [*"bc"]),
+        ("<p{}>a<p>b</p>", ["b"]),
+        ("<p{}>a<hr>b", ["b"]),
+        ("<p{}>a <i>a</i> <br><ruby>a<rt>a</ruby> <select><option>a</select> a<h1>b</h1>", ["b"]),
+        ("<p{}>a<template><p>a</template><button><div>a</div></button>a</b></p>b", ["b"]),
+        ("<ul><li>a<p{}>a<li>b</ul><div><p{}>a</div>c", [*"abc"]),
+        ("<table><tr><td{}>a<table><tr><td>a</table>a<td>b<td{}>a<tr><th>c</table>", [*"bc"]),
+        ("<table><tr{}><td>a<td>a<tr><td>b</tr><tr{}><td>a</table>c", [*"bc"]),
+        ("<table><td{}>a</div>a</table>b", ["b"]),
+        ("<table><caption{}>a<thead{}><tr><th>a<tbody><tr><td>b<tbody{}><td>a</table>c", [*"bc"]),
+        ("<select><optgroup><option{}>a<option>b<option{}>a</select>c", [*"bc"]),
+        ("<select><optgroup{}><option>a<option>a<optgroup><option{}>a</optgroup></select>b", ["b"]),
+        ("a <ruby>b<rt{}>a<rp>c<rt{}>a</ruby> d", ["a <g1>b<x2/><g3>c<x4/></g3></g1> d"]),
+        ("a <ruby>b<rt{}>a", ["a <g1>b<x2/></g1>"]),
+        ("<html{}><p>a<p>a</body>", []),
+        ("<head><title>b</title><body{}><p>a</div>a", ["b"]),
+        ("b<p{}>a", ["b"]),
+        ('<?xml version="1.0"?><p{}>a<div>a</div>a</p>b', ["b"]),
+    ],
+)
+def test_elements_without_end_tags_are_kept_up_to_their_end(page: str, texts: list[str]) -> None:
+    """The page was refused, as the element was not closed."""
+    for mark in (" translate=no", " class='a notranslate'"):
+        marked = page.replace("{}", mark)
+        content, counts, document = translated("a.html", marked)
+        assert [segment.text for segment in document.segments] == texts
+        assert content == marked.encode()
+        assert sum(counts.skipped.values()) == page.count("title=")
+        changed = as_text(translated("a.html", marked, str.upper))
+        assert changed.count(mark) == marked.count(mark)
+
+
+@pytest.mark.parametrize("page", ["<div{}>a<p>b", "<table><td{}>a<p>b", "<p>a <b{}>b</p>"])
+def test_elements_that_need_an_end_tag_are_refused_without_it(page: str) -> None:
+    with pytest.raises(UserError, match=r"line 2: <\w+> is not closed; close it"):
+        translated("a.html", "\n" + page.replace("{}", " translate=no"))
+
+
+@pytest.mark.parametrize(
     ("tag", "languages", "expected"),
     [
         ("<html/lang=en>", ("en", "de"), "<html/lang=de>"),

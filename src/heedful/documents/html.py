@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from heedful.data.inline import InlinePiece
 from heedful.data.language_tags import is_right_to_left, is_same_language, standard_tag
-from heedful.documents.html_elements import BLOCKS, KEPT, VOID
+from heedful.documents.html_elements import BLOCKS, KEPT, VOID, KeptElement
 from heedful.documents.spans import SpanDocument
 from heedful.documents.unclosed_tags import with_other_halves
 from heedful.errors import UserError
@@ -75,19 +75,22 @@ class HtmlDocument(SpanDocument):
         is_xml = self.name.lower().endswith(".xhtml") or _IS_XML.match(self.text) is not None
         events = [*_events(self.text, is_xml)]
         ends = [place for place, _, _ in events[1:]] + [len(self.text)]
-        found = _Runs()
+        found = _Runs(is_xml)
         self._root: tuple[int, int] | None = None  # the range of the tag <html>
         for (place, kind, tag), end in zip(events, ends, strict=False):
             raw = self.text[place:end]
             if tag == "html" and kind == "start" and self._root is None:
                 self._root = place, end
+            found.end_kept_before(kind, tag)
             if tag and found.kept is None:
                 shown = sum(any(map(str.isalnum, value)) for value in _shown(tag, raw))
                 self.skip("attributes that are shown, such as alt and title", shown)
             found.add(place, kind, tag, raw)
-        if found.kept is not None:
-            line = self._line(found.kept_place)
-            raise UserError(f"{self.name}, line {line}: <{found.kept[0]}> is not closed; close it")
+        if (kept := found.kept) is not None:
+            if not kept.ends_with_page:
+                line = self._line(kept.place)
+                raise UserError(f"{self.name}, line {line}: <{kept.name}> is not closed; close it")
+            found.end_kept()
         found.end(len(self.text))
         for pieces, start, sizes in found.runs:
             self._add_pieces(pieces, start, sizes)
@@ -275,12 +278,13 @@ class _Runs:
 
     Attributes:
         runs: the pieces of each run, where it begins, and their sizes.
+        kept: the element that is kept, and has not ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_xml: bool) -> None:
         self.runs: list[tuple[list[InlinePiece], int, list[int]]] = []
-        self.kept: tuple[str, int] | None = None  # the element that is kept, and its depth
-        self.kept_place = 0
+        self.kept: KeptElement | None = None
+        self._is_xml = is_xml
         self._raws: list[str] = []  # of the element that is kept
         self._start = 0
         self._pieces: list[InlinePiece] = []
@@ -293,13 +297,12 @@ class _Runs:
         if not self._pieces:
             self._start = place
         if self.kept is not None:
-            self.kept = _still_kept(self.kept, kind, name)
+            self.kept.add(kind, name)
             self._raws.append(raw)
-            if self.kept is None:
-                whole = "".join(self._raws)
-                self._pieces[-1], self._sizes[-1] = InlinePiece("alone", whole), len(whole)
+            if self.kept.has_ended:
+                self.end_kept()
         elif kind == "kept":
-            self.kept, self.kept_place, self._raws = (name, 1), place, [raw]
+            self.kept, self._raws = KeptElement(name, place, self._is_xml), [raw]
             if name in BLOCKS:
                 self.end(place)
             self._append(InlinePiece("alone", raw), raw)
@@ -312,6 +315,17 @@ class _Runs:
             self.end(place + len(raw))
             if name == "pre":
                 self._num_lined = max(0, self._num_lined + {"start": 1, "end": -1}.get(kind, 0))
+
+    def end_kept_before(self, kind: str, name: str) -> None:
+        """End the element that is kept, if an event implies its end."""
+        if self.kept is not None and self.kept.ends_before(kind, name):
+            self.end_kept()
+
+    def end_kept(self) -> None:
+        """End the element that is kept."""
+        whole = "".join(self._raws)
+        self._pieces[-1], self._sizes[-1] = InlinePiece("alone", whole), len(whole)
+        self.kept = None
 
     def end(self, place: int) -> None:
         """End a run; the next one begins at a place."""
@@ -337,11 +351,3 @@ class _Runs:
             text = text.lstrip(" ")
         self._pieces[-1] = InlinePiece("text", before.raw + text)
         self._sizes[-1] += len(raw)
-
-
-def _still_kept(kept: tuple[str, int], kind: str, name: str) -> tuple[str, int] | None:
-    """The kept element after an event in it; None: it has ended."""
-    kept_name, depth = kept
-    if name == kept_name:
-        depth += (kind in ("start", "kept")) - (kind == "end")
-    return (kept_name, depth) if depth else None
