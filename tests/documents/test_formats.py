@@ -625,7 +625,7 @@ def test_html_keeps_tags_code_and_attributes() -> None:
         "Hello",
         "This is <g1>bold</g1> & <g2>a link</g2>. Café!",
         "Next <x1/> line",
-        " tail",
+        "tail",
     ]
     content = as_text(translated("a.html", HTML, replaced(This="a<b", Next="Neu", tail="Ende")))
     expected = HTML.replace("This", "a&lt;b").replace("Next", "Neu").replace("tail", "Ende")
@@ -830,6 +830,37 @@ def test_a_translated_page_names_its_language_and_direction(
     content, _, _ = translated("a.html", page, replaced(Hello="Hallo"), languages)
     assert content.decode() == page.replace(tag, expected).replace("Hello", "Hallo")
     assert translated("a.html", page, languages=languages)[0] == page.encode()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<p>\n    Hello there\n</p>\n",
+        "<ul>\r\n  <li>One\r\n  <li>\tHello<br>\n\tthere\n</ul>",
+        "<p>&nbsp;\n Hello &#160;&#xA0;\n</p>",
+        "<p>\n  <b> Hello\n  </b>\n  <img>\n",
+        "<p>\n  Hello <b>there\n  </p>",
+        "<b><p>\n  Hello</b> there\n  </p>",
+        "<pre>\n\n  Hello\n  there\n\n</pre>",
+        "\n Hello<p>\n\n</p>\n<!-- a -->\n there\n",
+        "<p>\n Hello\n <i translate=no>you</i>\n</p>\n",
+        "<p>Hello\n\n<p> \n",
+    ],
+)
+def test_blanks_around_the_texts_of_html_are_kept(page: str) -> None:
+    """They became one blank, so that each line of an indented page was another one."""
+    content, _, document = translated("a.html", page, str.upper)
+    assert all(segment.text == segment.text.strip() for segment in document.segments)
+    words = replaced(Hello="HELLO", there="THERE", One="ONE")
+    assert content.decode() == words(page)
+    assert translated("a.html", page)[0] == page.encode()
+
+
+def test_a_text_of_html_is_one_line_where_its_translation_is_another() -> None:
+    page = "<p>\n  Hello\n  <i>you</i> &amp;\n  me\n</p>"
+    assert translated("a.html", page)[0] == page.encode()
+    content = as_text(translated("a.html", page, replaced(Hello="Hallo")))
+    assert content == "<p>\n  Hallo <i>you</i> &amp; me\n</p>"
 
 
 def test_html_keeps_the_lines_of_pre() -> None:

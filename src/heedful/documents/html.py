@@ -53,6 +53,7 @@ _SHOWN = frozenset(["alt", "title", "placeholder", "label", "aria-label", "aria-
 _BUTTONS = ("submit", "button", "reset")
 _DESCRIBES = re.compile(r"description|(?:og|twitter):(?:title|description|site_name)")  # of meta
 _BLANKS = re.compile(r"[ \t\n\r\f]+")
+_EDGES = re.compile(r"(?:\s|&nbsp;|&#160;|&#[xX][aA]0;)++")
 
 
 class HtmlDocument(SpanDocument):
@@ -329,6 +330,9 @@ class _Runs:
 
     def end(self, place: int) -> None:
         """End a run; the next one begins at a place."""
+        while self._pieces and self._pieces[-1].kind == "text" and self._pieces[-1].raw.isspace():
+            self._pieces.pop()
+            self._sizes.pop()
         if self._pieces:
             pieces, sizes = with_other_halves(self._pieces, self._sizes, self._left_open)
             self.runs.append((pieces, self._start, sizes))
@@ -339,15 +343,18 @@ class _Runs:
         self._sizes.append(len(raw))
 
     def _add_text(self, raw: str) -> None:
-        """Append text; a piece's text has one blank for several, except in `pre`."""
-        text = unescape(raw)
-        if not self._num_lined:
-            text = _BLANKS.sub(" ", text)
-        before = self._pieces[-1] if self._pieces else None
-        if before is None or before.kind != "text":
-            self._append(InlinePiece("text", text), raw)
-            return
-        if not self._num_lined and before.raw.endswith(" "):
-            text = text.lstrip(" ")
-        self._pieces[-1] = InlinePiece("text", before.raw + text)
-        self._sizes[-1] += len(raw)
+        """Append text; a piece's text has one blank for several, except in `pre`.
+
+        Blanks around it are pieces of their own, which are kept at the edges of a run.
+        """
+        blanks = [*_EDGES.finditer(raw)]
+        first = blanks[0].end() if blanks and blanks[0].start() == 0 else 0
+        stop = blanks[-1].start() if blanks and blanks[-1].end() == len(raw) > first else len(raw)
+        if not self._pieces:
+            self._start += first
+            raw, first, stop = raw[first:], 0, stop - first
+        for part in (raw[:first], raw[first:stop], raw[stop:]):
+            if part:
+                text = unescape(part)
+                text = text if self._num_lined else _BLANKS.sub(" ", text)
+                self._append(InlinePiece("text", text), part)
