@@ -25,10 +25,44 @@ def segments_by_id(node: Node | None) -> dict[str, Node]:
     return found if len(found) == len(marks) and "" not in found else {}
 
 
-def is_prepared(target: Node) -> bool:
-    """A target has segments, which are empty, for a translation."""
+def marked_segments(unit: Node, target: Node | None) -> dict[str, tuple[Node, Node | None]]:
+    """The marks of a unit's segments by `mid`, with those of their translations, which are None
+    where they are missing, or the target has the marks of other segments."""
+    sources, targets = segments_by_id(unit.child("seg-source")), segments_by_id(target)
+    targets = targets if targets.keys() <= sources.keys() else {}
+    return {mid: (mark, targets.get(mid)) for mid, mark in sources.items()}
+
+
+def text_between(node: Node | None) -> str:
+    """The text of an element that is in no mark of a segment."""
+    content = [] if node is None else node.content
+    return "".join(
+        part if isinstance(part, str) else "" if is_segment(part) else text_between(part)
+        for part in content
+    )
+
+
+def locked_segments(unit: Node) -> set[str]:
+    """The `mid` of the segments that Trados has locked (`sdl:seg-defs` in .sdlxliff)."""
+    listed = unit.child("seg-defs")
+    segments = [] if listed is None else listed.children
+    return {node.attributes.get("id", "") for node in segments if is_locked(node)}
+
+
+def is_locked(node: Node) -> bool:
+    """An element has an attribute `locked`, of any namespace, that says so."""
+    names = node.attributes.items()
+    return any(name.rpartition(":")[2] == "locked" and value == "true" for name, value in names)
+
+
+def target_text(target: Node | None) -> str:
+    """The text of a translation, or "-" for codes alone; "": there is none, or it has segments that
+    are all empty."""
+    if target is None:
+        return ""
     marks = segments_of(target)
-    return bool(marks) and not target.text.strip() and all(map(_is_empty, marks))
+    is_prepared = bool(marks) and all(map(_is_empty, marks))
+    return target.text.strip() or ("-" if target.children and not is_prepared else "")
 
 
 def is_unfinished(holder: Node, target: Node) -> bool:
@@ -57,9 +91,9 @@ def segment_pairs(unit: Node, source: Node, target: Node) -> list[tuple[Node, No
     A unit without marks, or whose target has the marks of other segments, is one segment; it is
     none if such a target is not complete.
     """
-    sources, targets = segments_by_id(unit.child("seg-source")), segments_by_id(target)
-    if targets and targets.keys() <= sources.keys():
-        return [(mark, targets.get(name)) for name, mark in sources.items()]
+    marks = [*marked_segments(unit, target).values()]
+    if any(translation is not None for _, translation in marks):
+        return marks
     return [] if is_partial(unit, target) else [(source, target)]
 
 

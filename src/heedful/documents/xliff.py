@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
 from heedful.data.language_tags import is_same_language
-from heedful.data.xliff_units import is_partial, is_prepared, is_unfinished
+from heedful.data.xliff_units import (
+    is_partial,
+    is_unfinished,
+    locked_segments,
+    marked_segments,
+    segments_by_id,
+    segments_of,
+    target_text,
+    text_between,
+)
 from heedful.data.xml_nodes import Node
 from heedful.documents.segments import Document, Result, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
@@ -15,6 +24,7 @@ from heedful.errors import UserError
 
 _PREVIOUS = "previous translation"
 _NOTES = ("needs review: ", "quality: ")
+# Of a unit whose segments have several origins the first one counts.
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
 
 
@@ -33,19 +43,60 @@ def _agree(languages: _Languages, others: _Languages) -> bool:
 
 
 @dataclass
+class XliffText:
+    """A text of a unit: all of it, or a marked segment.
+
+    Attributes:
+        source: the `source`, or the mark in `seg-source`.
+        target: the `target`, or the mark in it; None: it is missing.
+        segment: None: it is locked, or has no text.
+        is_locked: its translation stays as it is, or empty.
+        before, after: the codes around the text of the segment.
+    """
+
+    source: Node
+    target: Node | None
+    segment: Segment | None = None
+    is_locked: bool = False
+    before: str = ""
+    after: str = ""
+
+    @property
+    def result(self) -> Result | None:
+        """The translation to write."""
+        return None if self.segment is None else self.segment.result
+
+    @property
+    def is_translated(self) -> bool:
+        """The written file has a translation of it, or it has no text."""
+        has_no_text = self.segment is None and not self.is_locked
+        return has_no_text or self.result is not None or bool(target_text(self.target))
+
+
+@dataclass
 class XliffUnit:
-    """A segment with its elements.
+    """The texts of a unit with its elements.
 
     Attributes:
         holder: the `trans-unit`, or of XLIFF 2 the `segment`.
         unit: the `trans-unit`, or of XLIFF 2 the `unit`.
+        marked: the element whose marks of segments get the translations; None: it is one text.
     """
 
-    segment: Segment
+    texts: list[XliffText]
     holder: Node
     unit: Node
-    before: str
-    after: str
+    marked: Node | None
+
+    @property
+    def results(self) -> list[Result]:
+        """The translations to write."""
+        return [text.result for text in self.texts if text.result is not None]
+
+    @property
+    def is_replaced(self) -> bool:
+        """All translations are new."""
+        return all(text.segment is None or text.result is not None for text in self.texts)
 
 
 class XliffDocument(Document):
@@ -106,31 +157,51 @@ class XliffDocument(Document):
             raise UserError(
                 f"{self.name}, line {holder.line}: a {holder.name} without source; correct it"
             )
-        codes, before, after = segment_codes(self._xml.pieces(source))
-        if not codes.text.strip():
+        marks = marked_segments(holder, target)
+        has_marks = any(translation is not None for _, translation in marks.values())
+        # A target without these marks is the translation of all segments together.
+        lacks_some = target is not None and is_partial(holder, target)
+        is_finished = target is None or not (
+            is_unfinished(holder, target) or (lacks_some and not has_marks)
+        )
+        translations = [one for _, one in marks.values()] if has_marks else [target]
+        # Segments that are empty in a finished target are translated in others.
+        has_all = is_finished and not lacks_some and any(map(target_text, translations))
+        locked = locked_segments(holder)
+        texts = []
+        for mid, (mark, translation) in (marks or {"": (source, target)}).items():
+            text = XliffText(mark, translation, is_locked=mid in locked)
+            texts.append(text)
+            codes, before, after = segment_codes(self._xml.pieces(mark))
+            if text.is_locked or not codes.text.strip():
+                continue
+            known = target_text(translation if has_marks else target)
+            known = known or ("-" if has_all else "")
+            text.segment = self.add(Segment(codes.text, mark.line, known, is_finished, codes))
+            text.before, text.after = xml_of(before), xml_of(after)
+        self.skip("locked segments", sum(text.is_locked for text in texts))
+        between = text_between(holder.child("seg-source")) if marks else ""
+        self.skip("texts between segments", any(map(str.isalnum, between)))
+        if not any(text.segment or text.is_locked for text in texts):
             self.skip("units without text")
             return
-        text, is_finished = "", True
-        if target is not None:
-            if not is_prepared(target):  # codes alone are a translation too
-                text = target.text.strip() or ("-" if target.children else "")
-            is_finished = not is_unfinished(holder, target) and not is_partial(holder, target)
-        segment = Segment(codes.text, source.line, text, is_finished, codes)
-        self._units.append(
-            XliffUnit(self.add(segment), holder, unit, xml_of(before), xml_of(after))
-        )
+        marked = holder.child("seg-source") if marks else None
+        if target is not None and has_marks and None not in translations:
+            is_moved = [*segments_by_id(target)] != [*marks]
+            marked = target if is_moved or text_between(target).strip() else marked
+        self._units.append(XliffUnit(texts, holder, unit, marked))
 
     def to_bytes(self) -> bytes:
         """See `Document.to_bytes`."""
         for unit in self._units:
-            if unit.segment.result is not None:
-                self._write(unit, unit.segment.result)
-        kept = {unit.unit.start for unit in self._units if unit.segment.result is None}
+            if unit.results:
+                self._write(unit)
+        kept = {unit.unit.start for unit in self._units if not unit.is_replaced}
         for node, prefix, lines in self._notes.values():
             self._write_unit_notes(node, prefix, lines, replaces=node.start not in kept)
         self._notes.clear()
         target = self.languages[1]
-        if target is not None and any(unit.segment.result for unit in self._units):
+        if target is not None and any(unit.results for unit in self._units):
             holders = [self._xml.root] if self._is_2 else [*self._files.values()]
             name = "trgLang" if self._is_2 else "target-language"
             for node in holders:
@@ -138,63 +209,105 @@ class XliffDocument(Document):
                     self._xml.set_attributes(node, {name: target})
         return self._xml.to_bytes()
 
-    def _write(self, unit: XliffUnit, result: Result) -> None:
-        holder, segment = unit.holder, unit.segment
-        source, target = holder.child("source"), holder.child("target")
+    def _write(self, unit: XliffUnit) -> None:
+        source = unit.holder.child("source")
         assert source is not None
-        assert segment.codes is not None
-        if result.text == segment.text:
-            content = self._xml.inner(source)
-        else:
-            restored = xml_of(segment.codes.restored(result.text))
-            content = f"{unit.before}{restored}{unit.after}"
-        prefix = f"{source.prefix}:" if source.prefix else ""
+        prefix, indent = f"{source.prefix}:" if source.prefix else "", self._xml.indent_of(source)
+        notes = [note for result in unit.results for note in result.notes]
         marks: dict[str, str | None] = {}
-        if not self._is_2:
-            marks = {
-                "state": "needs-review-translation",
-                "state-qualifier": _QUALIFIERS[result.origin],
-            }
-            for note in holder.children:  # of an earlier translation
-                if note.name == "note" and note.attributes.get("from") == "heedful":
-                    self._xml.remove(note)
-            if holder.attributes.get("approved") == "yes":
-                self._xml.set_attributes(holder, {"approved": "no"})
-        else:
-            self._xml.set_attributes(
-                holder, {"state": "translated", "subState": f"heedful:{result.origin}"}
-            )
-        if target is None:
-            given = {name: value for name, value in marks.items() if value is not None}
-            shown = "".join(f" {name}={quoteattr(value)}" for name, value in given.items())
-            new = f"<{prefix}target{shown}>{content}</{prefix}target>"
-            previous = holder.child("seg-source") or source
-            self._xml.replace(previous.end, previous.end, f"{self._xml.indent_of(source)}{new}")
-            end = previous.end
-        else:
-            tag = self._xml.start_tag(target, marks)
-            tag = tag.removesuffix("/>").rstrip() + ">" if target.is_empty_tag else tag
-            new = f"{tag}{content}</{prefix}target>"
-            self._xml.replace(target.start, target.end, new)
-            end = target.end
-        draft = self._draft(unit, content)
-        previous_notes = [f"{_PREVIOUS}: {draft.text.strip()}"] if draft and self._is_2 else []
-        notes = [*result.notes, *previous_notes]
         if self._is_2:
-            self._notes.setdefault(unit.unit.start, (unit.unit, prefix, []))[2].extend(notes)
+            origin = unit.results[0].origin
+            self._xml.set_attributes(
+                unit.holder, {"state": "translated", "subState": f"heedful:{origin}"}
+            )
         else:
-            indent = self._xml.indent_of(source)
-            opened, closed = f'{indent}<{prefix}note from="heedful">', f"</{prefix}note>"
-            self._xml.replace(end, end, "".join(f"{opened}{xml_text(n)}{closed}" for n in notes))
-        if draft and not self._is_2:
+            marks = self._new_state(unit)
+            notes = self._new_notes(unit, notes)
+        content = self._content(unit)
+        end = self._write_target(unit, prefix, content, marks)
+        draft = self._draft(unit, content)
+        if self._is_2:
+            notes += [f"{_PREVIOUS}: {draft.text.strip()}"] if draft else []
+            self._notes.setdefault(unit.unit.start, (unit.unit, prefix, []))[2].extend(notes)
+            return
+        opened, closed = f'{indent}<{prefix}note from="heedful">', f"</{prefix}note>"
+        self._xml.replace(end, end, "".join(f"{opened}{xml_text(n)}{closed}" for n in notes))
+        if draft:
             old = f"<{prefix}target>{self._xml.inner(draft)}</{prefix}target>"
             new = f'<{prefix}alt-trans alttranstype="previous-version">{old}</{prefix}alt-trans>'
-            self._xml.replace(end, end, f"{self._xml.indent_of(source)}{new}")
+            self._xml.replace(end, end, f"{indent}{new}")
+
+    def _new_state(self, unit: XliffUnit) -> dict[str, str | None]:
+        """The attributes of a new target of XLIFF 1.2; the unit is not approved any more."""
+        if unit.holder.attributes.get("approved") == "yes":
+            self._xml.set_attributes(unit.holder, {"approved": "no"})
+        if not all(text.is_translated for text in unit.texts):
+            return {"state": None, "state-qualifier": None}
+        origins = {result.origin for result in unit.results}
+        qualifier = next(name for origin, name in _QUALIFIERS.items() if origin in origins)
+        return {"state": "needs-review-translation", "state-qualifier": qualifier}
+
+    def _new_notes(self, unit: XliffUnit, notes: list[str]) -> list[str]:
+        """The notes of XLIFF 1.2 that the unit does not have; those of translations that are
+        replaced are removed."""
+        old = [node for node in unit.holder.children if node.name == "note"]
+        old = [node for node in old if node.attributes.get("from") == "heedful"]
+        if not unit.is_replaced:
+            known = {node.text for node in old}
+            return [note for note in notes if note not in known]
+        for node in old:
+            self._xml.remove(node)
+        return notes
+
+    def _content(self, unit: XliffUnit) -> str:
+        """The content of a new target."""
+        if unit.marked is None:
+            return self._translation(unit.texts[0])
+        texts = {text.source.attributes["mid"]: text for text in unit.texts}
+        parts, place = [], unit.marked.inner
+        for mark in segments_of(unit.marked):
+            text = texts[mark.attributes["mid"]]
+            own = text.target or text.source
+            if text.result is None and target_text(text.target):
+                new = self._xml.raw(own.start, own.end)
+            else:
+                new = self._xml.element(own, self._translation(text) if text.is_translated else "")
+            parts += [self._xml.raw(place, mark.start), new]
+            place = mark.end
+        return "".join([*parts, self._xml.raw(place, unit.marked.inner_end)])
+
+    def _translation(self, text: XliffText) -> str:
+        """The content of the translation of a text; of one without words it is the source."""
+        if text.segment is None or text.result is None or text.result.text == text.segment.text:
+            return self._xml.inner(text.source)
+        assert text.segment.codes is not None
+        restored = xml_of(text.segment.codes.restored(text.result.text))
+        return f"{text.before}{restored}{text.after}"
+
+    def _write_target(
+        self, unit: XliffUnit, prefix: str, content: str, marks: dict[str, str | None]
+    ) -> int:
+        """Write a target with attributes; its end, or that of the element before a new one."""
+        source, target = unit.holder.child("source"), unit.holder.child("target")
+        assert source is not None
+        if target is not None:
+            self._xml.replace(target.start, target.end, self._xml.element(target, content, marks))
+            return target.end
+        given = {name: value for name, value in marks.items() if value is not None}
+        shown = "".join(f" {name}={quoteattr(value)}" for name, value in given.items())
+        new = f"<{prefix}target{shown}>{content}</{prefix}target>"
+        previous = unit.holder.child("seg-source") or source
+        self._xml.replace(previous.end, previous.end, f"{self._xml.indent_of(source)}{new}")
+        return previous.end
 
     def _draft(self, unit: XliffUnit, content: str) -> Node | None:
         """The unfinished target that is replaced by other text, which may be a person's work."""
         source, target = unit.holder.child("source"), unit.holder.child("target")
-        if unit.segment.is_finished or target is None or source is None or not target.text.strip():
+        is_replaced = any(
+            text.segment and text.result and text.segment.target and not text.segment.is_finished
+            for text in unit.texts
+        )
+        if not is_replaced or target is None or source is None or not target.text.strip():
             return None
         others = [node.child("target") for node in unit.holder.children if node.name == "alt-trans"]
         others += [source, unit.holder.child("seg-source")]

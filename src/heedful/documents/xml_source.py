@@ -1,7 +1,8 @@
 """XML files that are changed in places: their elements, and the file with edits."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from xml.sax.saxutils import escape, quoteattr
 
 from heedful.data.inline import InlinePiece, TaggedText, tagged, trimmed
@@ -55,17 +56,24 @@ class XmlSource:
     def set_inner(self, node: Node, new: str) -> None:
         """Replace what is between the tags of an element."""
         if node.is_empty_tag:
-            tag = self.raw(node.start, node.end).removesuffix("/>").rstrip()
-            name = self.raw(node.start + 1, node.end).removesuffix("/>").split()[0]
-            self.replace(node.start, node.end, f"{tag}>{new}</{name}>")
+            self.replace(node.start, node.end, self.element(node, new))
         else:
             self.replace(node.inner, node.inner_end, new)
+
+    def element(
+        self, node: Node, inner: str, attributes: Mapping[str, str | None] = MappingProxyType({})
+    ) -> str:
+        """The source of an element with other content; attributes as in `start_tag`."""
+        tag = self.start_tag(node, attributes)
+        tag = tag.removesuffix("/>").rstrip() + ">" if node.is_empty_tag else tag
+        name = f"{node.prefix}:{node.name}" if node.prefix else node.name
+        return f"{tag}{inner}</{name}>"
 
     def remove(self, node: Node) -> None:
         """Remove an element, and its line if it begins one."""
         self.replace(node.start - len(self.indent_of(node).encode()), node.end, "")
 
-    def start_tag(self, node: Node, attributes: dict[str, str | None]) -> str:
+    def start_tag(self, node: Node, attributes: Mapping[str, str | None]) -> str:
         """The start tag of an element with other values of attributes; None: without it."""
         tag = self.raw(node.start, node.inner)
         for name, value in attributes.items():
