@@ -132,3 +132,27 @@ def test_notes_on_segments_that_are_kept_stay() -> None:
     assert note in content
     content, _ = unit_of(unit, with_quality=True, policy=OVERWRITE)
     assert note not in content
+
+
+def test_xliff_of_other_programs_is_read(tmp_path: Path) -> None:
+    """Their lines were texts, with all XML."""
+    unit = f"<source>A b.</source>{BOTH}<target>{marks('Mensch.', 'Kind.')}</target>"
+    for name in ("a.sdlxliff", "A.MQXLIFF", "a.mxliff"):
+        assert unit_of(SOURCE + BOTH, name)[0].startswith(f"<target {NEW.format('leveraged-mt')}")
+        (tmp_path / name).write_text(XLIFF.format("", unit))
+        rows = read_rows([tmp_path / name], {"src": None, "tgt": None})
+        assert [*rows["tgt"]] == ["Mensch.", "Kind."]
+
+
+@pytest.mark.parametrize("attribute", ['mq:locked="locked"', 'm:locked="true"'])
+def test_units_that_memoq_and_phrase_have_locked_are_kept(attribute: str) -> None:
+    content, counts = unit_of(SOURCE + BOTH, attributes=f" {attribute}")
+    assert content == ""
+    assert (counts.segments, counts.skipped) == (0, {"locked segments": 1})
+    free = attribute.replace('"locked"', '"false"').replace('"true"', '"false"')
+    assert unit_of(SOURCE + BOTH, attributes=f" {free}")[1].segments == 2
+    locked = BOTH.replace('mid="2"', f'mid="2" {attribute}')
+    content, counts = unit_of(SOURCE + locked)
+    assert (counts.segments, counts.skipped) == (1, {"locked segments": 1})
+    assert f"{MARK.format(1, 'A B.')} " in content
+    assert "C" not in content

@@ -46,6 +46,7 @@ from heedful.errors import UserError
 # The formats of files with one ending in their name, beside that of compression.
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".tsv": "tsv", ".csv": "csv"}
 _FORMATS |= {".tmx": "tmx", ".xliff": "xliff", ".xlf": "xliff", ".po": "po", ".pot": "po"}
+_FORMATS |= {".sdlxliff": "xliff", ".mqxliff": "xliff", ".mxliff": "xliff"}
 _FORMATS |= {".mo": "mo", ".srt": "subtitles", ".vtt": "subtitles"}
 _DATASET = ("state.json", "dataset_dict.json")  # in a folder that is one table
 ReadFile: TypeAlias = Callable[..., Iterator[Chunk]]  # with the argument `places`
@@ -193,8 +194,9 @@ def read_rows(
       a header (`heedful.data.tsv`) is left out and counted;
     * .csv: the same with quotes, and with commas, semicolons, tabs or bars between columns, by
       which is most frequent in the first row;
-    * .tmx, .xliff, .xlf, .po, .pot, .mo: pairs, for the columns `src` and `tgt`, with the languages
-      of the call; two .srt or .vtt files beside each other are pairs by time;
+    * .tmx, .xliff, .xlf, .sdlxliff, .mqxliff, .mxliff, .po, .pot, .mo: pairs, for the columns `src`
+      and `tgt`, with the languages of the call; two .srt or .vtt files beside each other are pairs
+      by time;
     * .jsonl, .ndjson: one object per line. A field is a key; `None` means the name of the column;
     * .parquet, and folders of `Dataset.save_to_disk`: a field is a column, `a.b` a field of a
       struct; `None` means the name of the column; missing values are empty texts;

@@ -50,9 +50,12 @@ def locked_segments(unit: Node) -> set[str]:
 
 
 def is_locked(node: Node) -> bool:
-    """An element has an attribute `locked`, of any namespace, that says so."""
+    """An element has an attribute `locked` that says so: of Trados, memoQ (`mq:locked="locked"`) or
+    Phrase (`m:locked="true"`)."""
     names = node.attributes.items()
-    return any(name.rpartition(":")[2] == "locked" and value == "true" for name, value in names)
+    return any(
+        name.rpartition(":")[2] == "locked" and value in ("true", "locked") for name, value in names
+    )
 
 
 def target_text(target: Node | None) -> str:

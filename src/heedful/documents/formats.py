@@ -17,6 +17,9 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
     ".pot": ("po", "PoDocument"),
     ".xliff": ("xliff", "XliffDocument"),
     ".xlf": ("xliff", "XliffDocument"),
+    ".sdlxliff": ("xliff", "XliffDocument"),  # Trados
+    ".mqxliff": ("xliff", "XliffDocument"),  # memoQ
+    ".mxliff": ("xliff", "XliffDocument"),  # Phrase
     ".tmx": ("tmx", "TmxDocument"),
     ".srt": ("subtitles", "SubtitleDocument"),
     ".vtt": ("subtitles", "SubtitleDocument"),

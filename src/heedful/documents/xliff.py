@@ -1,4 +1,4 @@
-"""XLIFF 1.2 and 2.x (.xliff, .xlf): source and target of units, with their state.
+"""XLIFF 1.2 (also of Trados, memoQ, Phrase) and 2.x: source and target of units, with their state.
 
 Sources: OASIS XLIFF 1.2 (states of `target`, `state-qualifier`), XLIFF 2.1 (`state`, `subState`).
 """
@@ -8,6 +8,7 @@ from xml.sax.saxutils import quoteattr
 
 from heedful.data.language_tags import is_same_language
 from heedful.data.xliff_units import (
+    is_locked,
     is_partial,
     is_unfinished,
     locked_segments,
@@ -128,6 +129,9 @@ class XliffDocument(Document):
             if next((flag for flag in reversed(flags) if flag), "yes") == "no":
                 self.skip("units with translate=no")
                 continue
+            if is_locked(unit):
+                self.skip("locked segments")
+                continue
             for holder in [unit] if not self._is_2 else unit.children:
                 if holder.name in ("trans-unit", "segment"):
                     self._add(holder, unit)
@@ -170,7 +174,7 @@ class XliffDocument(Document):
         locked = locked_segments(holder)
         texts = []
         for mid, (mark, translation) in (marks or {"": (source, target)}).items():
-            text = XliffText(mark, translation, is_locked=mid in locked)
+            text = XliffText(mark, translation, is_locked=mid in locked or is_locked(mark))
             texts.append(text)
             codes, before, after = segment_codes(self._xml.pieces(mark))
             if text.is_locked or not codes.text.strip():
