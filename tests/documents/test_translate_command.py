@@ -161,7 +161,7 @@ def test_a_fault_in_one_file_costs_no_other(
         translate_documents(translator, in_out, flags, options, refused={}, review=None)
 
 
-@pytest.mark.parametrize("name", ["a.json", "strings.xml", "a.yaml", "A.TSV", "a.properties"])
+@pytest.mark.parametrize("name", ["a.json", "A.TSV", "a.mdx", "a.ttml", "a.ipynb"])
 def test_files_of_other_formats_are_not_read_as_lines(
     commands: Any, model: Path, tmp_path: Path, name: str
 ) -> None:

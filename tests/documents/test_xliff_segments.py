@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from document_samples import OVERWRITE, translated
+from document_samples import DOCX_RUNS, OVERWRITE, make_docx, translated
 from heedful.data.row_files import read_rows
 from heedful.documents import Counts, Policy
+from heedful.documents.formats import NO_LINES
 from heedful.documents.translating import memory_of
 
 SOURCE = "<source>A b. C d.</source>"
@@ -156,3 +157,15 @@ def test_units_that_memoq_and_phrase_have_locked_are_kept(attribute: str) -> Non
     assert (counts.segments, counts.skipped) == (1, {"locked segments": 1})
     assert f"{MARK.format(1, 'A B.')} " in content
     assert "C" not in content
+
+
+def test_files_of_other_formats_are_no_lines() -> None:
+    endings = ".mdx .qmd .ttml .dfxp .sbv .dita .ftl .ipynb .vue .xml .ts .yaml .properties"
+    assert NO_LINES.issuperset(endings.split())
+
+
+def test_templates_of_word_are_documents() -> None:
+    for name in ("a.docm", "a.dotx", "a.dotm"):
+        data, counts, _ = translated(name, make_docx(DOCX_RUNS), str.upper)
+        assert counts.translated == 2
+        assert data != make_docx(DOCX_RUNS)

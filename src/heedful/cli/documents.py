@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heedful.pipelines import ModelMetadata, Translator
 
 _PANEL = "Documents"
-_BINARY = (".docx",)
+_BINARY = (".docx", ".docm", ".dotx", ".dotm")
 
 
 @dataclass(frozen=True)

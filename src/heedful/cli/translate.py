@@ -70,12 +70,13 @@ def translate(
 
     The models of an ensemble share a vocabulary, but not sizes or architecture; they run eager.
 
-    A file whose name ends in .po, .pot, .xliff, .xlf, .tmx, .srt, .vtt, .html, .htm, .xhtml, .md,
-    .markdown or .docx is a document: its texts are translated sentence by sentence, and all else
-    stays as it is, byte for byte. Translations that it has are kept; new ones are marked for a
-    review, where the format can. A folder as --input is all documents below it, .txt too, whose
-    translations have the same names below --output; those that are there already are kept, so that
-    the same command continues, and a file that cannot be translated is named and left out.
+    A file whose name ends in .po, .pot, .xliff, .xlf, .sdlxliff, .mqxliff, .mxliff, .tmx, .srt,
+    .vtt, .html, .htm, .xhtml, .md, .markdown, .docx, .docm, .dotx or .dotm is a document: its texts
+    are translated sentence by sentence, and all else stays as it is, byte for byte. Translations
+    that it has are kept; new ones are marked for a review, where the format can. A folder as
+    --input is all documents below it, .txt too, whose translations have the same names below
+    --output; those that are there already are kept, so that the same command continues, and a file
+    that cannot be translated is named and left out.
 
     Example: heedful translate runs/translation 'Hello.'
 

@@ -1,4 +1,4 @@
-"""Word documents (.docx): their paragraphs; all other parts of the file are kept.
+"""Word documents and templates: their paragraphs; all other parts of the file are kept.
 
 Source: ECMA-376, part 1, WordprocessingML (`w:p`, `w:r`, `w:rPr`, `w:t`).
 """

@@ -29,15 +29,19 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
     ".md": ("markdown", "MarkdownDocument"),
     ".markdown": ("markdown", "MarkdownDocument"),
     ".docx": ("docx", "DocxDocument"),
+    ".docm": ("docx", "DocxDocument"),
+    ".dotx": ("docx", "DocxDocument"),
+    ".dotm": ("docx", "DocxDocument"),
     ".txt": ("plain", "PlainDocument"),
 }
 # Endings of formats with texts between keys or marks, which are not read.
 NO_LINES = frozenset(
     [
-        *(".adoc", ".arb", ".ass", ".csv", ".doc", ".dtd", ".epub", ".idml", ".ini", ".json"),
-        *(".json5", ".jsonl", ".mo", ".odp", ".ods", ".odt", ".pdf", ".php", ".pptx", ".resw"),
-        *(".properties", ".resx", ".rst", ".rtf", ".ssa", ".strings", ".stringsdict", ".sub"),
-        *(".svg", ".tbx", ".tex", ".toml", ".ts", ".tsv", ".xcstrings", ".xls", ".xlsx", ".xml"),
+        *(".adoc", ".arb", ".ass", ".csv", ".dfxp", ".dita", ".doc", ".dtd"),
+        *(".epub", ".ftl", ".idml", ".ini", ".ipynb", ".json", ".json5", ".jsonl", ".mdx", ".mo"),
+        *(".odp", ".ods", ".odt", ".pdf", ".php", ".pptx", ".properties", ".qmd", ".resw", ".resx"),
+        *(".rst", ".rtf", ".sbv", ".ssa", ".strings", ".stringsdict", ".sub", ".svg", ".tbx"),
+        *(".tex", ".toml", ".ts", ".tsv", ".ttml", ".vue", ".xcstrings", ".xls", ".xlsx", ".xml"),
         *(".yaml", ".yml"),
     ]
 )
