@@ -53,7 +53,7 @@ class TaggedText:
         pieces: list[InlinePiece] = []
         seen: set[str] = set()
         opened: list[str] = []
-        is_nested = self._is_nested
+        crossing = self._crossing
         for part in split_at_tags(text):
             code = self.codes.get(part)
             if code is None:
@@ -65,9 +65,8 @@ class TaggedText:
             if code.kind == "open":
                 opened.append(part[1:-1])
             elif code.kind == "close" and part[2:-1] in opened:
-                if opened[-1] != part[2:-1] and is_nested:
+                if not crossing.issuperset(_crossed(opened, part[2:-1])):
                     raise TagError(f"{part} crosses another")
-                opened.remove(part[2:-1])
             elif code.kind == "close":
                 raise TagError(f"{part} is before its <{part[2:-1]}>")
             pieces.append(code)
@@ -76,15 +75,25 @@ class TaggedText:
         return pieces
 
     @property
-    def _is_nested(self) -> bool:
-        """No pair of the source crosses another."""
+    def _crossing(self) -> set[frozenset[str]]:
+        """The pairs of the source that cross each other."""
         opened: list[str] = []
+        found: set[frozenset[str]] = set()
         for tag, piece in self.codes.items():
             if piece.kind == "open":
                 opened.append(tag[1:-1])
-            elif piece.kind == "close" and (not opened or opened.pop() != tag[2:-1]):
-                return False
-        return True
+            elif piece.kind == "close" and tag[2:-1] in opened:
+                found.update(_crossed(opened, tag[2:-1]))
+        return found
+
+
+def _crossed(opened: list[str], name: str) -> list[frozenset[str]]:
+    """A pair that ends, which is removed from those that are open, with each that it crosses."""
+    others = []
+    while (other := opened.pop()) != name:
+        others.append(other)
+    opened += others[::-1]
+    return [frozenset((name, other)) for other in others]
 
 
 def split_at_tags(text: str) -> list[str]:
@@ -167,24 +176,20 @@ def _tags_of(number: int) -> tuple[str, str, str]:
 def trimmed(pieces: Sequence[InlinePiece]) -> tuple[int, int]:
     """The range of pieces without codes and blank texts around all words.
 
-    A pair of codes is left out if it is around all words.
+    A pair of codes is left out if both are before all words, behind them, or around them.
     """
+    words = [i for i, piece in enumerate(pieces) if piece.kind == "text" and piece.raw.strip()]
+    if not words:
+        return len(pieces), len(pieces)
     partners = partners_of(pieces)
-    start, stop = 0, len(pieces)
-    is_changed = True
-    while is_changed and start < stop:
-        is_changed = False
-        while start < stop and _is_outside(pieces[start], partners.get(start)):
-            start, is_changed = start + 1, True
-        while start < stop and _is_outside(pieces[stop - 1], partners.get(stop - 1)):
-            stop, is_changed = stop - 1, True
-        if start < stop and partners.get(start) == stop - 1:
-            start, stop, is_changed = start + 1, stop - 1, True
-    return start, max(start, stop)
-
-
-def _is_outside(piece: InlinePiece, partner: int | None) -> bool:
-    return (piece.raw.isspace() or not piece.raw) if piece.kind == "text" else partner is None
+    start, stop = words[0], words[-1] + 1
+    new: list[int] = [*range(start, stop)]
+    while new:  # a pair of which one half is in the range is in it
+        halves = [partners[index] for index in new if index in partners]
+        first, last = min([start, *halves]), max([stop - 1, *halves])
+        new = [*range(first, start), *range(stop, last + 1)]
+        start, stop = first, last + 1
+    return start, stop
 
 
 def partners_of(pieces: Sequence[InlinePiece]) -> dict[int, int]:
