@@ -11,6 +11,7 @@ from heedful.data.inline import InlinePiece
 from heedful.data.xml_nodes import Node
 
 _AROUND = {"g", "pc", "hi", "mrk"}  # whose content is text
+_BEGINS = {"ept": "bpt", "ex": "bx", "ec": "sc", "em": "sm"}  # the other half of an end
 Raw = Callable[[int, int], str]  # the source between two places
 
 
@@ -39,9 +40,9 @@ def _parts(node: Node, *, with_segments: bool) -> Iterator[tuple[str, str | Node
             yield "open", part
             yield from _parts(part, with_segments=with_segments)
             yield "close", part
-        elif part.name == "bpt":
+        elif part.name in _BEGINS.values():
             yield "begin", part
-        elif part.name == "ept":
+        elif part.name in _BEGINS:
             yield "end", part
         else:
             yield "alone", part
@@ -67,5 +68,8 @@ def _as_piece(raw: Raw, entry: tuple[str, str | Node]) -> InlinePiece:
     whole = raw(part.start, part.end)
     if kind == "alone":
         return InlinePiece("alone", whole, name=name)
-    number = names.get("i") or names.get("rid") or names.get("id") or ""
-    return InlinePiece("open" if kind == "begin" else "close", whole, f"number {number}", name)
+    number = next((names[key] for key in ("i", "rid", "startRef", "id") if names.get(key)), "")
+    pair = f"{_BEGINS.get(part.name, part.name)} {number}"
+    if part.name not in ("bpt", "ept"):  # their ids are of other codes
+        name = f"{part.name} {name or number}" if name or number else ""
+    return InlinePiece("open" if kind == "begin" else "close", whole, pair, name)

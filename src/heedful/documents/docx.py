@@ -29,6 +29,10 @@ _DROPPED = {"proofErr", "lastRenderedPageBreak"}
 _AROUND = {"hyperlink", "ins", "moveTo", "dir", "bdo", "smartTag", "customXml", "fldSimple"}
 _AROUND |= {"sdt", "sdtContent"}
 _FIELD = re.compile(r"fldCharType\s*=\s*[\"'](begin|separate|end)")
+# Marks of both ends of a range, outside of runs, with the same `w:id`.
+_RANGE = re.compile(
+    r"<(?:\w+:)?(commentRange|bookmark|perm)(Start|End)\b[^>]*?\bid\s*=\s*[\"']([^\"']*)"
+)
 # Elements of a run that are text, with the text of those without content.
 _TEXTS = {"t": "", "noBreakHyphen": "-"}
 _IN_RUN = {"rPr", "lastRenderedPageBreak", "softHyphen"}
@@ -49,7 +53,7 @@ class _Text:
 
     def __init__(self, xml: XmlSource, parts: list[Node], prefix: str) -> None:
         self.xml, self._prefix = xml, prefix
-        self._pieces = _with_fields(_pieces(xml, parts, prefix))
+        self._pieces = [*map(_of_range, _with_fields(_pieces(xml, parts, prefix)))]
         sizes: dict[str, int] = {}
         for piece in self._pieces:
             if piece.kind == "text":
@@ -268,6 +272,16 @@ def _with_fields(pieces: Iterable[InlinePiece]) -> list[InlinePiece]:
         InlinePiece("alone", "".join(_raws(part))) if isinstance(part, list) else part
         for part in found
     ]
+
+
+def _of_range(piece: InlinePiece) -> InlinePiece:
+    """A mark of an end of a range, such as that of a comment, as half of a pair; else the piece."""
+    match = _RANGE.match(piece.raw) if piece.kind == "alone" else None
+    if match is None:
+        return piece
+    return InlinePiece(
+        "open" if match[2] == "Start" else "close", piece.raw, f"{match[1]} {match[3]}"
+    )
 
 
 def _raws(codes: _Codes) -> Iterator[str]:
