@@ -430,7 +430,7 @@ def test_rows_of_an_ablation_learn_from_ensembles(bench: Bench, tmp_path: Path, 
         assert {Path(path).name for path in made} == {
             f"{teacher}-1+{teacher}-2+{teacher}-3.txt",
             "right-to-left-1.txt",
-            "backward-short-warm-up-1+backward-short-warm-up-2+backward-short-warm-up-3.txt",
+            "backward-short-warm-up-1+backward-short-warm-up-2.txt",
         }
         assert train.src.count(first[0]) == 3
         assert train.tgt.count(first[1]) == 2

@@ -342,6 +342,7 @@ def test_bars_in_a_cell_are_escaped(cell: str) -> None:
         "- {}\n\n    !!! note\n\n        {}\n\n    {}\n",
         "!!! note\n\t{}\n\n\t{}\r\n\r\n\t\tthe code\n",
         "```\n!!! note\n\n    the code\n```\n\n    the code\n\n{}",
+        "{{{{< code go >}}}}\n[the code]\n\nx\n{{{{< /code >}}}}\n{}\n\n{{{{< code >}}}}\n{}",
     ],
 )
 def test_indented_blocks_of_extensions_are_markdown(source: str) -> None:
@@ -367,6 +368,9 @@ def test_indented_blocks_are_read_to_a_limit() -> None:
         ('the word {{< ref "a_*b*.md" >}} now', ["the word <x1/> now"]),
         ('the word {{% ref "[a](b)" %}} now', ["the word <x1/> now"]),
         ('the word {{ site.data["x"] }} now', ["the word <x1/> now"]),
+        ('{{< img\n  src="a_*b*.md"\n  alt="the"\n>}}\n\nthe word', ["the word"]),
+        (r"the word \(x_1\) now", ["the word <x1/> now"]),
+        ("\\[\n\\sum_a^b \\hat{the}\n\\]\n\nthe word", ["the word"]),
         ("the word {/* the *note* */} now", ["the word <x1/> now"]),
         ("*[HTML]: the word\n\nthe word", ["the word"]),
         ("import Tabs from '@theme/Tabs';\n\nthe word", ["the word"]),
@@ -388,3 +392,32 @@ def test_templates_and_code_between_texts_are_kept(source: str, texts: list[str]
 )
 def test_texts_like_code_are_translated(text: str) -> None:
     assert pairs_of(f"{text}\n") == [text]
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("see ![a b] and ![c][] here\n\n[a b]: u\n[c]: u", ["see <x1/> and <x2/> here"]),
+        ("see [![a b]][c] here\n\n[a b]: u\n[c]: u", ["see <g1><x2/></g1> here"]),
+        ("see ![none] here", ["see ![none] here"]),
+        ("see [some text]\n[a b] here\n\n[a b]: u", ["see <g1>some text</g1> here"]),
+        ("> see [some `x`]\r\n> [a b] here\n\n[a b]: u", ["see <g1>some <x2/></g1> here"]),
+        ("see [a b] [c] here\n\n[a b]: u\n[c]: u", ["see <g1>a b</g1> <g2>c</g2> here"]),
+        ("see [some text] [none] here", ["see [some text] [none] here"]),
+        (r"see \[none\] and \(this\) here", ["see [none] and (this) here"]),
+        (":tada: see :x-y-24:{.a} here :+1:", [" see <x1/> here "]),
+        (
+            "see a:b:c, 10:30:45, :: and http://a:80 here",
+            ["see a:b:c, 10:30:45, :: and <x1/> here"],
+        ),
+    ],
+)
+def test_labels_of_images_and_of_texts_before_them(source: str, texts: list[str]) -> None:
+    """Images became links, texts with a label on the next line were escaped, and codes of emoji
+    were words."""
+    assert pairs_of(source) == texts
+    out = as_text(translated("a.md", source, lambda text: text.replace("see", "now see")))
+    is_escaped = "none" in source
+    assert ("\\[" in out) is is_escaped
+    for kept in ("![", "]\n[a b]", "]\r\n> [a b]", ":x-y-24:{.a}"):
+        assert (kept in out.replace("\\", "")) is (kept in source)
