@@ -96,6 +96,9 @@ def test_segments_keep_codes_around_and_between_them() -> None:
     assert content.endswith(f">Draußen {MARK.format(1, 'C')}</target>")
 
 
+DRAFT = 'conf="Draft" origin="{}" origin-system="heedful"'
+
+
 def test_segments_that_trados_has_locked_are_kept() -> None:
     locked = '<sdl:seg-defs><sdl:seg id="1" locked="true"/><sdl:seg id="2"/></sdl:seg-defs>'
     for target, written, state in (
@@ -105,8 +108,20 @@ def test_segments_that_trados_has_locked_are_kept() -> None:
         for options in ({}, {"policy": OVERWRITE}):
             unit = f"{SOURCE}{BOTH}<target>{target}</target>{locked}"
             content, counts = unit_of(unit, **options)
-            assert content == f"<target{state}>{written}</target>{locked}"
+            known = locked.replace('id="2"', f'id="2" {DRAFT.format("mt")}')
+            assert content == f"<target{state}>{written}</target>{known}"
             assert (counts.segments, counts.skipped) == (1, {"locked segments": 1})
+
+
+def test_trados_sees_the_state_of_new_segments() -> None:
+    """They were shown as not translated."""
+    percent = '<sdl:seg id="{}" conf="{}" percent="100">x</sdl:seg>'
+    first, second = percent.format(1, "Translated"), percent.format(2, "Draft")
+    old = f"<sdl:seg-defs>{first}{second}</sdl:seg-defs>"
+    unit = f"{SOURCE}{BOTH}<target>{marks('Mensch.', '')}</target>{old}"
+    content, _ = unit_of(unit, memory={"C d.": "Kind."})
+    new = f'<sdl:seg id="2" {DRAFT.format("tm")}>x</sdl:seg>'
+    assert content.endswith(old.replace(second, new))
 
 
 def test_a_memory_has_the_segments_of_units(tmp_path: Path) -> None:

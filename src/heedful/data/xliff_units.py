@@ -42,11 +42,11 @@ def text_between(node: Node | None) -> str:
     )
 
 
-def locked_segments(unit: Node) -> set[str]:
-    """The `mid` of the segments that Trados has locked (`sdl:seg-defs` in .sdlxliff)."""
+def segment_definitions(unit: Node) -> dict[str, Node]:
+    """What Trados says of segments, by their `mid` (`sdl:seg-defs` in .sdlxliff)."""
     listed = unit.child("seg-defs")
     segments = [] if listed is None else listed.children
-    return {node.attributes.get("id", "") for node in segments if is_locked(node)}
+    return {node.attributes.get("id", ""): node for node in segments if node.name == "seg"}
 
 
 def is_locked(node: Node) -> bool:

@@ -11,8 +11,8 @@ from heedful.data.xliff_units import (
     is_locked,
     is_partial,
     is_unfinished,
-    locked_segments,
     marked_segments,
+    segment_definitions,
     segments_by_id,
     segments_of,
     target_text,
@@ -27,6 +27,7 @@ _PREVIOUS = "previous translation"
 _NOTES = ("needs review: ", "quality: ")
 # Of a unit whose segments have several origins the first one counts.
 _QUALIFIERS = {"model": "leveraged-mt", "memory": "exact-match", "source": None}
+_ORIGINS = {"model": "mt", "memory": "tm", "source": "source"}  # of Trados
 
 
 _Languages = tuple[str | None, str | None]
@@ -171,7 +172,7 @@ class XliffDocument(Document):
         translations = [one for _, one in marks.values()] if has_marks else [target]
         # Segments that are empty in a finished target are translated in others.
         has_all = is_finished and not lacks_some and any(map(target_text, translations))
-        locked = locked_segments(holder)
+        locked = {mid for mid, node in segment_definitions(holder).items() if is_locked(node)}
         texts = []
         for mid, (mark, translation) in (marks or {"": (source, target)}).items():
             text = XliffText(mark, translation, is_locked=mid in locked or is_locked(mark))
@@ -242,7 +243,17 @@ class XliffDocument(Document):
             self._xml.replace(end, end, f"{indent}{new}")
 
     def _new_state(self, unit: XliffUnit) -> dict[str, str | None]:
-        """The attributes of a new target of XLIFF 1.2; the unit is not approved any more."""
+        """The attributes of a new target of XLIFF 1.2; the unit is not approved any more.
+
+        Trados reads the states of segments in their definitions.
+        """
+        definitions = segment_definitions(unit.holder)
+        for text in unit.texts:
+            node = definitions.get(text.source.attributes.get("mid", ""))
+            if node is not None and text.result is not None:
+                origin = _ORIGINS[text.result.origin]
+                state = {"conf": "Draft", "origin": origin, "origin-system": "heedful"}
+                self._xml.set_attributes(node, {**state, "percent": None})
         if unit.holder.attributes.get("approved") == "yes":
             self._xml.set_attributes(unit.holder, {"approved": "no"})
         if not all(text.is_translated for text in unit.texts):
