@@ -223,10 +223,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str, make: Callable[[list[Any]], Any] | None = None) -> Any:
-    """Parse standard JSON: no NaN, no lone surrogates, limited nesting.
-
-    Args:
-        make: makes an object from its pairs of key and value, or raises ValueError; None: a dict.
+    """Parse standard JSON: no NaN, no lone surrogates, limited nesting; `make` makes objects.
 
     Raises:
         UserError: the text is not JSON; the message begins with `where`.
@@ -235,6 +232,8 @@ def parse_json(text: str, where: str, make: Callable[[list[Any]], Any] | None = 
         content = json.loads(text, parse_constant=_no_number, object_pairs_hook=make)
         if _SURROGATE_ESCAPE.search(text):
             json.dumps(content, ensure_ascii=False).encode()
+    except UserError:
+        raise
     except UnicodeEncodeError:
         raise UserError(
             f"{where} holds half of a surrogate pair, which is not a character; remove it"

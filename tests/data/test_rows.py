@@ -143,7 +143,7 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
             "t.jsonl",
             b'{"text": "a", "text": "b"}',
             None,
-            r"line 1 is not .*: the key 'text' stands twice",
+            r"t\.jsonl, line 1: the key 'text' stands twice in an object; remove one",
         ),
         ("t.jsonl", b'{"body": "a"}', None, r"line 1: no key 'text' .found: 'body'.; set"),
         ("t.jsonl", b'{"text": 3}', None, r"t\.jsonl, line 1: 'text' is not a text"),

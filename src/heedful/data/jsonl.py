@@ -49,19 +49,19 @@ def _objects(block: LineBlock) -> Iterator[tuple[str, dict[str, Any] | None]]:
         if not line.strip():
             yield location, None
             continue
-        entry = parse_json(line, location, _object)
+        entry = parse_json(line, location, partial(_object, location))
         if not isinstance(entry, dict):
             raise UserError(f"{location}: not a JSON object; write one object a line")
         yield location, entry
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; raises ValueError for a key that stands twice, whose first value would be lost."""
+def _object(location: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; raises UserError for a key with two values, of which the first would be lost."""
     entry = dict(pairs)
     if len(entry) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in entry if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in an object")
+        raise UserError(f"{location}: the key {twice!r} stands twice in an object; remove one")
     return entry
 
 

@@ -43,7 +43,7 @@ def text_between(node: Node | None) -> str:
 
 
 def segment_definitions(unit: Node) -> dict[str, Node]:
-    """What Trados says of segments, by their `mid` (`sdl:seg-defs` in .sdlxliff)."""
+    """The states that Trados keeps of segments (`sdl:seg-defs` in .sdlxliff), by their `mid`."""
     listed = unit.child("seg-defs")
     segments = [] if listed is None else listed.children
     return {node.attributes.get("id", ""): node for node in segments if node.name == "seg"}

@@ -86,11 +86,11 @@ class KeptElement:
 
     @property
     def ends_with_page(self) -> bool:
-        """It needs no end tag at the end of a page."""
+        """The end of the page may end it without an end tag."""
         return "html" in self._ends
 
     def ends_before(self, kind: str, name: str) -> bool:
-        """Whether an event is behind it, as it implies its end."""
+        """True for an event that ends it without being its own end tag."""
         if kind == "end":
             return name in self._ends and not self._num_open[name]
         return name in self._starts and not self._num_holders

@@ -34,9 +34,9 @@ _CODE = re.compile(
     # A `$` beside a letter is of a variable ($A/$B) or an amount (US$5), but `$n$th` is a formula.
     r"|(?P<formula>\$\$[^$]+\$\$|(?<![a-zA-Z0-9_$])\$(?![\s$])[^$\n]*(?<!\s)\$"
     r"(?=(?:st|nd|rd|th|s)\b|[^a-zA-Z0-9_${]|\Z))"
-    # Python-Markdown reads a label behind a blank or a line end as that of the text before it.
     # Escapes of brackets and parentheses, or formulas (TeX) if something is written as in these.
     r"|(?P<tex>\\\[(?:(?!\\\]).){1,2000}?\\\]|\\\((?:(?!\\\)).){1,2000}?\\\))"
+    # Python-Markdown reads a label behind a blank or a line end as that of the text before it.
     r"|(?P<short>\[(?P<label>[^\[\]]+)(?<!\\)\](?:\[\])?(?![(\[])"
     r"(?=(?:(?:[ \t]|\r?\n[ \t>]*)\[(?P<behind>[^\[\]]+)\](?![(\[:]))?))"
     # Brackets in code, and those with a backslash, do not end a link. Its text has 2,000 characters
@@ -83,14 +83,14 @@ def _matches(raw: str, labels: Collection[str]) -> Iterator["re.Match[str]"]:
 
 
 def _has_label_behind(short: "re.Match[str]", labels: Collection[str]) -> bool:
-    """A text in brackets that is no label itself has one behind it."""
+    """True for a text in brackets with a label of a link behind it, which is no label itself."""
     label, behind = short["label"], short["behind"]
     is_label = behind is not None and _has_definition(behind, labels)
     return is_label and not _has_definition(label, labels)
 
 
 def _end_of(match: "re.Match[str]", labels: Collection[str]) -> int:
-    """Where a code ends, with a label behind it."""
+    """Where a code ends, including the label behind a text in brackets."""
     is_longer = match.lastgroup == "short" and _has_label_behind(match, labels)
     return match.end("behind") + 1 if is_longer else match.end()
 
