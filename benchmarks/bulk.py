@@ -39,8 +39,8 @@ from common import (
     write_results,
 )
 from decoding_systems import SHAPES, SMALL, Setting, prompts, tune, write_model
-from heedful.backends.hardware import cores
 from heedful.bulk.folder import LOG
+from heedful.hardware import cores
 
 SENTENCES, QUICK_SENTENCES = 1_000_000, 300
 RATE_SENTENCES = 100_000  # of the rounds that measure the rate

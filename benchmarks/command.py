@@ -27,7 +27,7 @@ from common import (
     write_results,
 )
 from decoding_systems import SHAPES, SMALL, Setting, Shape, prompts, tune, write_model
-from heedful.backends.hardware import cores
+from heedful.hardware import cores
 
 # From standard input to standard output; CTranslate2 sorts the lines of the whole file.
 BY_HAND = """

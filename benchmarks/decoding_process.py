@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from common import fastest
 from decoding_systems import Decode, Rows, Setting, Shape, Variant, prompts, systems
-from heedful.backends.hardware import cores
+from heedful.hardware import cores
 
 LEAST = 0.1  # seconds of a system in a round: short, so that a slowdown affects all systems
 MEASURED, TUNED = 2, 3  # seeds of the prompts for measuring and for selecting settings

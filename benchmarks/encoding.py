@@ -31,9 +31,9 @@ from common import (
     write_results,
 )
 from encoding_systems import Encode, Rows, Variant, Vectors, systems, write_forms
-from heedful.backends.hardware import cores
 from heedful.data.tokenizer import train_tokenizer
 from heedful.deploy.optimize import BACKENDS, optimize
+from heedful.hardware import cores
 from heedful.pipelines import ModelMetadata, open_net
 from heedful.zoo import bert
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from heedful.backends.hardware import cores
 from heedful.backends.torch.threads import run_with
+from heedful.hardware import cores
 
 REPEATS = 8
 

@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from heedful.training.optimizer import has_native_bf16
+from heedful.training.optimizer import has_fast_bf16
 from race_clock import Clock, timed_lines
 from race_peers import LOG, Job, Progress, System, run
 
@@ -32,9 +32,9 @@ LOSS = re.compile(r"'loss': '?(?P<loss>[\d.]+)")
 
 
 def command(job: Job, stage: str, out: Path | str, options: dict[str, object]) -> list[str]:
-    """A command of the program; it trains in mixed precision where the processor has bf16."""
+    """A command of the program; it trains in mixed precision where bf16 is the faster one."""
     words = [f"--{key}={value}" for key, value in options.items()]
-    if stage != "predict" and has_native_bf16(torch.device("cpu")):
+    if stage != "predict" and has_fast_bf16(torch.device("cpu")):
         words.append("--bf16")
     return [str(job.python), PROGRAM, stage, *words, str(job.corpus.folder), str(out)]
 

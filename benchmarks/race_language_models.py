@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from heedful.training.optimizer import has_native_bf16
+from heedful.training.optimizer import has_fast_bf16
 from race_clock import Clock, timed_lines
 from race_environments import SOURCE
 from race_logits import CONTEXT
@@ -195,7 +195,7 @@ def litgpt_config(job: Job, iterations: int, *, is_tiny: bool) -> dict[str, Any]
             "padded_vocab_size": count,
         },
         "out_dir": "out",
-        "precision": "bf16-mixed" if has_native_bf16(torch.device("cpu")) else "32-true",
+        "precision": "bf16-mixed" if has_fast_bf16(torch.device("cpu")) else "32-true",
         "tokenizer_dir": "tokenizer",
         "logger_name": "csv",
         "data": {

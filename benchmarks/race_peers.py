@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from heedful.training.optimizer import has_native_bf16
+from heedful.training.optimizer import has_fast_bf16
 from race_clock import Clock, timed_lines
 
 # What JoeyNMT's script of vocabularies and eole's recipe run by spm_train: one model of
@@ -443,7 +443,7 @@ def eole(job: Job, *, is_tiny: bool) -> tuple[dict[str, Any], list[list[str]]]:
             "batch_size": 4096,
             "valid_batch_size": 1024,
             "batch_size_multiple": 8,
-            "compute_dtype": "bf16" if has_native_bf16(torch.device("cpu")) else "fp32",
+            "compute_dtype": "bf16" if has_fast_bf16(torch.device("cpu")) else "fp32",
             "optim": "adamw",
             "learning_rate": round(rate * (size["hidden_size"] * WARMUP) ** 0.5, 3),
             "warmup_steps": WARMUP,

@@ -21,8 +21,8 @@ from typing import Any
 import heedful
 from common import argument_parser, command_line, table, write_results
 from decoding_systems import SHAPES, SMALL, Setting, Shape, prompts, write_model
-from heedful.backends.hardware import cores
 from heedful.deploy.optimize import BACKENDS, optimize
+from heedful.hardware import cores
 from shared_cores_commands import CLIENTS, COMMANDS, LAST, SENTENCES, optimized, write_pairs
 from shared_cores_systems import BATCH, DECODING, TRAINING, in_process
 from training_speed import SIZES

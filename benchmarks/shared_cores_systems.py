@@ -24,10 +24,10 @@ from decoding_systems import (
     transformers_net,
     transformers_run,
 )
-from heedful.backends.hardware import cores
 from heedful.config import Training
 from heedful.data.collate import Batch
 from heedful.evaluation.likelihood import batch_loss
+from heedful.hardware import cores
 from heedful.kernels import library as kernels
 from heedful.processes import Processes
 from heedful.training.step import LossNet, TrainedNet, WeightUpdates, step_batches

@@ -34,7 +34,6 @@ from common import (
     whole,
     write_results,
 )
-from heedful.backends.hardware import cores
 from heedful.backends.manifest import conversion_path
 from heedful.backends.registry import open_conversion
 from heedful.cli.lines import input_chunks
@@ -42,6 +41,7 @@ from heedful.cli.optimize import Candidates, optimize
 from heedful.deploy.convert import convert_model
 from heedful.evaluation.metrics import corpus_scores
 from heedful.files import read_json, write_json
+from heedful.hardware import cores
 from heedful.pipelines import Translator, parameter_count
 from heedful.recipe_changes import changed_keys
 from heedful.recipe_files import load_recipe

@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from heedful.backends.hardware import cores
+from heedful.hardware import cores
 from heedful.recipe_files import RECIPES, load_recipe, read_settings
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ SOURCE = Path(heedful.__file__).parent
 # From the lowest up. Packages (and single files) of one layer do not import each other.
 LAYERS = [
     {"errors", "progress", "task_keys"},
-    {"extras", "files", "openmp", "option_ranges", "plugins", "processes"},
+    {"extras", "files", "hardware", "openmp", "option_ranges", "plugins", "processes"},
     {"config", "options"},
     {"recipe_changes"},
     {"recipe_files"},

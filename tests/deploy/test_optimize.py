@@ -18,13 +18,13 @@ from backend_models import model_of, saved
 from commands import assert_refused, tiny, tree
 from heedful.backends.base import Settings
 from heedful.backends.ctranslate2.runtime import CTranslate2
-from heedful.backends.hardware import cores
 from heedful.backends.manifest import BackendChoice, Manifest
 from heedful.cli.optimize import _show
 from heedful.config import parse_recipe
 from heedful.deploy import measure, prove
 from heedful.deploy.optimize import optimize
 from heedful.errors import UserError
+from heedful.hardware import cores
 from heedful.progress import Advance, use_display
 from heedful.run import train
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.backends.hardware import cpu_flags
+from heedful.hardware import cpu_flags
 from heedful.kernels.build import HEADERS, has_cpp_compiler
 
 HEADER_FOLDERS = [HEADERS, HEADERS.parent / "backends" / "aot"]

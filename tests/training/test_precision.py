@@ -46,13 +46,13 @@ def fp16_trainer(folder, *, net=None, scale=2.0**16, growth_interval=2000, **key
 def test_auto_is_a_precision_that_the_device_supports(
     monkeypatch, precision, device, has_bf16, resolved
 ):
-    monkeypatch.setattr(precisions, "has_native_bf16", lambda device: has_bf16)
+    monkeypatch.setattr(precisions, "has_fast_bf16", lambda device: has_bf16)
     assert resolve_precision(precision, torch.device(device)) == resolved
 
 
 @pytest.mark.parametrize(("precision", "device"), [("bf16", "cuda"), ("fp16", "mps")])
 def test_an_unsupported_precision_is_refused(monkeypatch, precision, device):
-    monkeypatch.setattr(precisions, "has_native_bf16", lambda device: False)
+    monkeypatch.setattr(precisions, "has_fast_bf16", lambda device: False)
     with pytest.raises(UserError, match=rf"{precision}.*add training\.precision=fp") as refused:
         resolve_precision(precision, torch.device(device))
     assert "\n" not in str(refused.value)
@@ -61,7 +61,7 @@ def test_an_unsupported_precision_is_refused(monkeypatch, precision, device):
 def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch):
     """`auto` is resolved once, not again on the machine of a resumed run."""
     for number, has_bf16 in enumerate((True, False)):
-        monkeypatch.setattr(precisions, "has_native_bf16", lambda device, has=has_bf16: has)
+        monkeypatch.setattr(precisions, "has_fast_bf16", lambda device, has=has_bf16: has)
         recipe = parse_recipe(
             tiny(training__precision="auto", training__max_steps=3 * (number + 1))
         )

@@ -156,7 +156,7 @@ def test_only_matrices_have_weight_decay(name):
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_muon_is_used_for_matrices_of_blocks_and_adamw_for_all_else(monkeypatch, has_bf16):
     """Without bf16 the update is computed in fp32, and differs from torch's by its rounding."""
-    monkeypatch.setattr("heedful.training.optimizer.has_native_bf16", lambda device: has_bf16)
+    monkeypatch.setattr("heedful.training.optimizer.has_fast_bf16", lambda device: has_bf16)
     nets = [small_net() for _ in range(3)]
     ours = make_optimizer(nets[0], Optimizer(name="muon", weight_decay=0.1))
     inside = {

@@ -14,9 +14,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 import heedful
 from heedful.backends.base import Settings
-from heedful.backends.hardware import cores, instruction_set
 from heedful.errors import UserError
 from heedful.files import read_json, write_json
+from heedful.hardware import cores, instruction_set
 
 FOLDER, MANIFEST, WEIGHTS = "backends", "backends.json", "model.safetensors"
 SHORTLIST = "shortlist.safetensors"

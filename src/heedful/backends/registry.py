@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 
 from heedful import extras
 from heedful.backends.base import Backend, Settings
-from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
     MANIFEST,
@@ -23,6 +22,7 @@ from heedful.backends.manifest import (
 )
 from heedful.backends.shortlist import Shortlist
 from heedful.errors import UserError
+from heedful.hardware import cores
 
 BackendName = Literal["auto", "eager", "compiled", "ctranslate2"]
 Precision = Literal["auto", "float32", "bfloat16", "int8"]

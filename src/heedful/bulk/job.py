@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import heedful
-from heedful.backends.hardware import cores
 from heedful.backends.manifest import FOLDER
 from heedful.bulk.folder import JobFolder
 from heedful.bulk.formats import SUFFIXES, check_format
@@ -28,6 +27,7 @@ from heedful.data.tables import table_files
 from heedful.data.workers import map_in_order
 from heedful.errors import UserError
 from heedful.files import user_errors
+from heedful.hardware import cores
 from heedful.progress import PrintLine, track
 
 _FILES = ("glossary", "json_schema")  # options that may name a file

@@ -209,7 +209,7 @@ def _content(findings: "Findings") -> dict[str, Any]:
 
 
 def _show(findings: "Findings") -> None:
-    from heedful.backends.hardware import cores
+    from heedful.hardware import cores
 
     for form, proof in findings.proofs.items():
         pairs = {proof.metric: (proof.eager, proof.backend)} | proof.others

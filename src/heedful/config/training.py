@@ -118,8 +118,8 @@ class Training(Strict):
     ] = Field(
         "auto",
         description="Precision of matrix products in training; fp16 scales the loss; auto: bf16 "
-        "where the hardware has it, else fp16 on a GPU and fp32 elsewhere, fixed when the run "
-        "starts.",
+        "where the hardware is faster in it, else fp16 on a GPU and fp32 elsewhere, fixed when the "
+        "run starts.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Optimizer steps after which the run ends; null: no limit."

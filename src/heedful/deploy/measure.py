@@ -9,11 +9,11 @@ from typing import Any
 
 from heedful.backends.base import Backend
 from heedful.backends.ctranslate2.runtime import CTranslate2
-from heedful.backends.hardware import cores
 from heedful.backends.manifest import BackendChoice, Use
 from heedful.backends.torch.eager import Eager
 from heedful.deploy.prove import cut_ids
 from heedful.deploy.rounds import SURVIVAL_SHARES, Outcome, find_fastest
+from heedful.hardware import cores
 from heedful.openmp import seconds_of_others
 from heedful.pipelines.base import SavedModel
 from heedful.pipelines.encoders import Classifier

@@ -12,7 +12,6 @@ from heedful.backends.base import Backend, Settings
 from heedful.backends.ctranslate2.conversion import PRECISIONS as CT2_PRECISIONS
 from heedful.backends.ctranslate2.runtime import CTranslate2
 from heedful.backends.ctranslate2.vocabulary import write_vocabulary_map
-from heedful.backends.hardware import cores
 from heedful.backends.manifest import (
     FOLDER,
     MANIFEST,
@@ -34,6 +33,7 @@ from heedful.deploy.prove import Proof, Prover
 from heedful.deploy.rounds import Outcome
 from heedful.errors import UserError
 from heedful.files import read_object, write_directory, write_json
+from heedful.hardware import cores
 from heedful.pipelines.base import CONFIG, SavedModel
 from heedful.pipelines.loading import check_own_format, tokenizer_files
 from heedful.pipelines.text_generation import Generator

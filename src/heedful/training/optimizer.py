@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.amp import GradScaler
 
 from heedful.config import Optimizer
 from heedful.errors import UserError
+from heedful.hardware import has_fast_bf16_products
 from heedful.training.shards import shard_like
 from heedful.zoo.saved import trainable
 
@@ -88,8 +88,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Scalable for LLM Training", sec. 2.2), so that both share one learning rate.
 
     If `found_inf` is 1, a step changes neither weights nor state, as in torch's fused optimizers.
-    `torch.optim.Muon` has the same results, but no such flag. On devices without bf16 the update is
-    computed in fp32: with emulated bf16 products it takes a CPU 15 times as long.
+    `torch.optim.Muon` has the same results, but no such flag. On devices whose bf16 products are
+    not faster the update is computed in fp32: with emulated ones it takes a CPU 15 times as long.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], adamw: torch.optim.Optimizer) -> None:
@@ -99,7 +99,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         adamw.state = self.state
         self._adamw = adamw
         device = groups[0]["params"][0].device
-        self._type = torch.bfloat16 if has_native_bf16(device) else torch.float32
+        self._type = torch.bfloat16 if has_fast_bf16(device) else torch.float32
         self.found_inf = torch.zeros((), device=device)
 
     @torch.no_grad()
@@ -195,12 +195,12 @@ def load_optimizer_tensors(
 def resolve_precision(precision: str, device: torch.device) -> str:
     """The precision of steps on a device: fp32, bf16 or fp16.
 
-    `auto` is bf16 if the device supports it natively, else fp16 on a GPU and fp32 elsewhere.
+    `auto` is bf16 where its products are faster than fp32's, else fp16 on a GPU and fp32 elsewhere.
 
     Raises:
         UserError: a precision that is unknown or that the device does not support.
     """
-    has_bf16 = has_native_bf16(device)
+    has_bf16 = has_fast_bf16(device)
     if precision == "auto":
         without_bf16 = "fp16" if device.type == "cuda" else "fp32"
         return "bf16" if has_bf16 else without_bf16
@@ -217,13 +217,11 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 
 @cache
-def has_native_bf16(device: torch.device) -> bool:
-    """True if the device multiplies matrices in bf16 without emulation, which is slow."""
+def has_fast_bf16(device: torch.device) -> bool:
+    """True if the device multiplies matrices faster in bf16 than in fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # The supported versions of torch have no public function for the CPU's instruction sets.
-    flags = Path("/proc/cpuinfo")
-    return device.type == "cpu" and flags.is_file() and "avx512_bf16" in flags.read_text()
+    return device.type == "cpu" and has_fast_bf16_products()
 
 
 def scaler_tensors(scaler: GradScaler) -> dict[str, Tensor]:

@@ -16,11 +16,11 @@ from heedful import extras
 from heedful.backends.base import Capability, GenerationRequest, Settings
 from heedful.backends.ctranslate2.refusals import option_reasons
 from heedful.backends.ctranslate2.vocabulary import VOCABULARY_MAP, read_vocabulary
-from heedful.backends.hardware import cpu_flags
 from heedful.backends.manifest import Family, NetFacts
 from heedful.errors import DamagedError, UserError
 from heedful.files import read_object
 from heedful.generation.outputs import Hypothesis
+from heedful.hardware import cpu_flags
 from heedful.options import TEMPERATURES, Options, StopRule
 
 HEAD = "head.npz"  # the class matrix of a classifier, which the format lacks
