@@ -89,6 +89,17 @@ def test_no_team_is_made_before_libgomp_is_loaded(monkeypatch: pytest.MonkeyPatc
     assert len(FakeTeam.made) == 1
 
 
+def watching(monkeypatch: pytest.MonkeyPatch, folder: Path, running: int) -> openmp.Watcher:
+    """The watcher of this process, which may use four cores, with this number of ready threads."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(openmp, "_LOAD", folder / "loadavg")
+    openmp._LOAD.write_text(f"0.67 1.09 1.18 {running}/78 5101\n")
+    monkeypatch.setattr(openmp, "_watcher", openmp.Watcher({}, 5.0, 0.0))
+    monkeypatch.setattr(openmp, "_watching", os.getpid())
+    assert openmp._watcher is not None
+    return openmp._watcher
+
+
 @pytest.mark.parametrize(
     ("used", "expected"),
     [
@@ -100,18 +111,38 @@ def test_no_team_is_made_before_libgomp_is_loaded(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_no_more_threads_than_cores_that_others_leave_free(
-    monkeypatch: pytest.MonkeyPatch, used: float, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used: float, expected: list[int]
 ) -> None:
     """Decoding with two threads beside one busy loop took 1.7 times its fair share."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    watcher = openmp.Watcher({}, 5.0, 0.0)
-    monkeypatch.setattr(openmp, "_watcher", watcher)
-    monkeypatch.setattr(openmp, "_watching", os.getpid())
+    watcher = watching(monkeypatch, tmp_path, running=3)
     for now in range(1, 9):
         watcher.look({}, 5.0 + used * now, now)
     assert [openmp.limited(count) for count in (1, 2, 4, 9)] == expected
     monkeypatch.setattr(openmp, "_watching", None)  # as in a process that was forked
     assert openmp.limited(9) == 9
+
+
+def test_all_cores_count_as_free_as_soon_as_no_other_program_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Requests of a program that works between them were decoded by one of two threads."""
+    watcher = watching(monkeypatch, tmp_path, running=2)
+    monkeypatch.setattr(openmp, "seconds_of_others", lambda: 40.0)
+    monkeypatch.setattr("time.monotonic", lambda: 8.1)
+    for now in range(1, 9):
+        watcher.look({}, 5.0 + 4 * now, now)
+    assert openmp.limited(4) == 2
+    openmp._LOAD.write_text("0.67 1.09 1.18 1/78 5101\n")
+    assert openmp.limited(2) == 2
+    assert watcher.free_cores == 2  # as many as asked for: nothing is read
+    assert openmp.limited(3) == 3
+    assert openmp.limited(4) == 4
+    watcher.look({}, 37.1, 8.05)  # of a time before
+    assert openmp.limited(4) == 4
+    watcher.look({}, 41.9, 9.1)  # 1.9 cores since then, half of it in the mean
+    assert watcher.free_cores == 3
+    openmp._LOAD.unlink()
+    assert openmp.limited(4) == 3
 
 
 def test_time_of_other_programs_on_the_usable_cores(

@@ -28,6 +28,7 @@ _COST = 0.01  # largest share of the time that looks take, in a process of very 
 _SHARED, _FREE = 0.25, 0.1
 _TASKS = Path("/proc/self/task")
 _CORES = Path("/proc/stat")
+_LOAD = Path("/proc/loadavg")
 _watching: int | None = None  # the process that has a watching thread
 _watcher: "Watcher | None" = None  # of that thread
 
@@ -49,10 +50,13 @@ def watch() -> None:
 def limited(threads: int) -> int:
     """At most this number of threads: those for which other programs leave cores free.
 
-    Half of the cores that this process may use count as free, however busy they are.
+    Half of the cores that this process may use count as free, however busy they are, and all of
+    them as soon as no other program runs.
     """
     if _watcher is None or _watching != os.getpid():
         return threads
+    if threads > _watcher.free_cores and not _others_run():
+        _watcher.count_anew(seconds_of_others(), time.monotonic())
     return min(threads, _watcher.free_cores)
 
 
@@ -107,26 +111,41 @@ class Watcher:
     def __init__(self, seconds: Mapping[str, float], others: float, now: float) -> None:
         self.team: SleepingTeam | None = None
         self.free_cores = len(os.sched_getaffinity(0))
-        self._seconds, self._others, self._now = seconds, others, now
+        self._seconds, self._now = seconds, now
         # Means of the last looks: the share of the time that the latest thread waits, and the
         # cores that other programs use.
         self._share = self._used = 0.0
+        self._lock = threading.Lock()
+        self._others, self._counted = others, now
 
     def look(self, seconds: Mapping[str, float], others: float, now: float) -> None:
         """Make or release the team; count the free cores."""
         waits = (value - self._seconds.get(thread, 0.0) for thread, value in seconds.items())
         waited = max(waits, default=0.0)
         self._share += (waited / (now - self._now) - self._share) / 2
-        self._used += ((others - self._others) / (now - self._now) - self._used) / 2
-        self._seconds, self._others, self._now = seconds, others, now
-        count = len(os.sched_getaffinity(0))
-        # Beside many busy programs, half of the cores: threads share them with the others.
-        self.free_cores = max(1, count // 2, round(count - max(0.0, self._used)))
+        self._seconds, self._now = seconds, now
+        self._count_cores(others, now)
         if self.team is None and self._share > _SHARED and loaded_libgomps():
             self.team = SleepingTeam()
         elif self.team is not None and self._share < _FREE:
             self.team.release()
             self.team = None
+
+    def count_anew(self, others: float, now: float) -> None:
+        """Count all cores as free, whatever other programs used before."""
+        with self._lock:
+            self._used, self._others, self._counted = 0.0, others, now
+            self.free_cores = len(os.sched_getaffinity(0))
+
+    def _count_cores(self, others: float, now: float) -> None:
+        with self._lock:
+            if now <= self._counted:  # counted anew after the figures were read
+                return
+            self._used += ((others - self._others) / (now - self._counted) - self._used) / 2
+            self._others, self._counted = others, now
+            count = len(os.sched_getaffinity(0))
+            # Beside many busy programs, half of the cores: threads share them with the others.
+            self.free_cores = max(1, count // 2, round(count - max(0.0, self._used)))
 
 
 def _adapt() -> None:
@@ -149,6 +168,15 @@ def _seconds_without_core() -> dict[str, float]:
         except (OSError, IndexError, ValueError):  # the thread has ended, or nothing is counted
             continue
     return seconds
+
+
+def _others_run() -> bool:
+    """True unless this thread is the only one that runs or is ready to run, as far as is known."""
+    try:
+        running = _LOAD.read_text(encoding="utf-8").split()[3]
+    except (OSError, IndexError):
+        return True
+    return not running.startswith("1/")
 
 
 def seconds_of_others() -> float:
