@@ -234,6 +234,21 @@ def test_po_that_is_utf8_beside_its_charset_is_refused(
             read()
 
 
+def test_a_memory_does_not_choose_between_plural_forms_of_one_source() -> None:
+    """The form for 2 was written for 5 too, without a mark."""
+    rule = "nplurals=3; plural=n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2;"
+    header = f'msgid ""\nmsgstr ""\n"Language: pl\\n"\n"Plural-Forms: {rule}\\n"\n\n'
+    source = header + 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
+    memory = {"%d file": "%d plik", "%d files": "%d pliki"}
+    content, counts, _ = translated("a.po", source, str.upper, ("en", "pl"), memory=memory)
+    [entry] = polib.pofile(content.decode())
+    assert entry.msgstr_plural == {0: "%d plik", 1: "%D FILES", 2: "%D FILES"}
+    assert (counts.from_memory, counts.translated, entry.fuzzy) == (1, 2, True)
+    two = source.replace("pl\\n", "de\\n").replace(rule, "nplurals=2; plural=n!=1;")
+    content, counts, _ = translated("a.po", two, str.upper, memory=memory)
+    assert (counts.from_memory, counts.translated) == (2, 0)
+
+
 def test_po_memory_is_not_fuzzy_and_reviews_are_comments() -> None:
     content, counts, _ = translated(
         "a.po",

@@ -67,11 +67,12 @@ class PoDocument(Document):
         forms = range(rule.num_forms if has_plural else 1)
         is_complete = not has_plural or all(map(translations.get, forms))
         is_finished = not entry.is_fuzzy and is_complete
-        for form in forms:
-            text = entry.source_of(form, rule)
+        texts = [entry.source_of(form, rule) for form in forms]
+        for form, text in enumerate(texts):
             line = entry.lines["msgid"][0] + 1
-            target = translations.get(form, "")
-            segments.append(self.add(Segment(text, line, target, is_finished)))
+            target, is_of_forms = translations.get(form, ""), texts.count(text) > 1
+            segment = Segment(text, line, target, is_finished, is_of_forms=is_of_forms)
+            segments.append(self.add(segment))
         return Message(entry, segments)
 
     def _plural_rule(self, fields: dict[str, str]) -> str:

@@ -63,6 +63,7 @@ class Segment:
         target: the translation that the file has; "": none.
         is_finished: the file does not mark this translation as unfinished.
         codes: the codes of the tags.
+        is_of_forms: other plural forms of its message have the same text, and other translations.
         result: the translation to write; None: what the file has is kept.
         is_blank: its translation came out blank, so what the file has is kept.
     """
@@ -72,6 +73,7 @@ class Segment:
     target: str = ""
     is_finished: bool = True
     codes: TaggedText | None = None
+    is_of_forms: bool = False
     result: Result | None = None
     is_blank: bool = False
 

@@ -157,10 +157,11 @@ def translate_document(
 
 
 def _remembered(segment: Segment, memory: Mapping[str, str]) -> "_Output | None":
-    """The translation of a text in a memory, with the blanks around the text; None without one, and
-    for one with tags that the text lacks, or without tags of its codes."""
+    """The translation of a text in a memory, with the blanks around the text; None without one, for
+    one with tags that the text lacks, or without tags of its codes, and for a text of several
+    plural forms, as the memory does not say of which form its translation is."""
     core = segment.text.strip()
-    if core not in memory:
+    if core not in memory or segment.is_of_forms:
         return None
     before, _, after = segment.text.partition(core)
     text = f"{before}{memory[core].strip()}{after}"
