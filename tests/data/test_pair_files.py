@@ -307,6 +307,19 @@ def test_subtitles_beside_each_other_are_pairs_by_time(tmp_path: Path) -> None:
     assert rows.report.left_out == {"cues with broken times": 1}
 
 
+@pytest.mark.parametrize("first", ["sep=;\r\n", '\ufeff"sep=;"\n', "SEP=;\n"])
+def test_the_separator_that_excel_is_told_is_no_row(tmp_path: Path, first: str) -> None:
+    rows = rows_of(tmp_path, "a.csv", first + "en;de\n1,2,3;4\n")
+    assert pairs_of(rows) == [("1,2,3", "4")]
+    assert (rows.report.num_lines, rows.report.num_headers) == (2, 1)
+    by_name = rows_of(tmp_path, "a.csv", first + "en;de\ndog;Hund\n", {"src": "en", "tgt": "de"})
+    assert pairs_of(by_name) == [("dog", "Hund")]
+    with pytest.raises(UserError, match="line 2: the header has no column 'fr'"):
+        rows_of(tmp_path, "a.csv", first + "en;de\n", {"src": "en", "tgt": "fr"})
+    with pytest.raises(UserError, match="line 3: 3 columns where there must be 2"):
+        rows_of(tmp_path, "a.csv", first + "en;de\na;b;c\n")
+
+
 def test_files_of_several_formats_are_one_corpus(tmp_path: Path) -> None:
     (tmp_path / "a.tmx").write_text(THREE)
     (tmp_path / "b.tsv").write_text("x\ty\n")

@@ -4,6 +4,7 @@ RFC 4180 defines those with commas.
 """
 
 import csv
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -16,6 +17,7 @@ from heedful.errors import UserError
 
 _DELIMITERS = ",;\t|"
 _SAMPLE = 50  # rows by which a header is recognized
+_NAMED = re.compile(r"\"?sep=([,;\t|])\"?\s*", re.IGNORECASE)  # a first line for Excel
 
 
 def csv_units(
@@ -26,7 +28,8 @@ def csv_units(
 ) -> Iterator[FileRow]:
     """The rows of a file; arguments as in `heedful.data.tsv.tsv_chunks`.
 
-    The separator is the one that is most frequent in the first row, outside of quotes.
+    The separator is the one that is most frequent in the first row, outside of quotes, or that of a
+    first line `sep=;`, which is no row.
 
     Raises:
         UserError: a quote without its end; a row with another number of columns.
@@ -41,23 +44,24 @@ def csv_units(
     if not cells:
         return
     explicit = [field for field in fields.values() if field is not None]
-    width = len(cells[0])
+    width, top = len(cells[0]), next(line for line, row in first if row)
     is_named = any(isinstance(field, str) for field in explicit)
     if is_named:
         if not all(isinstance(field, str) for field in explicit) or len(explicit) < len(fields):
             raise UserError(f"{path}: give all columns by name or all by number, not some of each")
-        columns, header = header_columns(path, cells[0], fields), True
+        columns, header = header_columns(path, cells[0], fields, top), True
     else:
         columns = [
             i if field is None else int(field) - 1 for i, field in enumerate(fields.values())
         ]
         if not explicit and width != len(fields):
             raise UserError(
-                f"{path}, line 1: {width} columns where there must be {len(fields)}; name columns"
+                f"{path}, line {top}: {width} columns where there must be {len(fields)};"
+                " name columns"
             )
         if not 0 <= min(columns) <= max(columns) < width:
             raise UserError(
-                f"{path}, line 1: {width} columns, so there is no column {max(columns) + 1}"
+                f"{path}, line {top}: {width} columns, so there is no column {max(columns) + 1}"
             )
         if header is None:
             sample = [[row[i] for i in columns] for row in cells if len(row) == width]
@@ -90,16 +94,19 @@ def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield from lines
 
     for line in lines:
+        if not pending and (named := _NAMED.fullmatch(line)):
+            delimiter, number = named[1], 1
+            break
         pending.append(line)
         if line.strip():
             delimiter = _delimiter(line)
             break
     if delimiter is None:
         return
-    reader = csv.reader(source(), delimiter=delimiter, strict=True)
+    reader, before = csv.reader(source(), delimiter=delimiter, strict=True), number
     try:
         for row in reader:
-            first, number = number + 1, reader.line_num
+            first, number = number + 1, before + reader.line_num
             yield first, row if any(cell.strip() for cell in row) else []
     except csv.Error as error:
         raise UserError(

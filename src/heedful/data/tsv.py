@@ -132,9 +132,9 @@ def _cells(block: LineBlock, columns: Sequence[int]) -> list[list[str]]:
 
 
 def header_columns(
-    path: Path, header: Sequence[str], fields: Mapping[str, Field | None]
+    path: Path, header: Sequence[str], fields: Mapping[str, Field | None], line: int = 1
 ) -> list[int]:
-    """The index of each field in the header of a table."""
+    """The index of each field in the header of a table, which is a line of its file."""
     header = [name.strip() for name in header]
     # Fields that are not given have the names of their keys.
     names = [str(key if field is None else field) for key, field in fields.items()]
@@ -142,7 +142,7 @@ def header_columns(
         if header.count(name) != 1:
             count = "two columns" if name in header else "no column"
             raise UserError(
-                f"{path}, line 1: the header has {count} {name!r} (its columns:"
+                f"{path}, line {line}: the header has {count} {name!r} (its columns:"
                 f" {format_names(header)}); name another column"
             )
     return [header.index(name) for name in names]
