@@ -106,6 +106,28 @@ def test_files_of_glossaries(tmp_path: Path) -> None:
         as_glossary(path, ("en", None))
 
 
+def test_a_term_of_several_entries_of_a_termbase_has_all_their_translations(tmp_path: Path) -> None:
+    """Meanings are entries of their own; the file was refused, with advice for tables."""
+
+    def entry(sources: str, targets: str) -> str:
+        sides = [
+            f'<langSet xml:lang="{tag}">{"".join(f"<tig><term>{t}</term></tig>" for t in terms)}'
+            for tag, terms in (("en", sources.split()), ("de", targets.split()))
+        ]
+        return f"<termEntry>{''.join(f'{side}</langSet>' for side in sides)}</termEntry>\n"
+
+    body = entry("file record", "Akte") + entry("file", "Datei") + entry("bank", "Bank Ufer")
+    path = tmp_path / "a.tbx"
+    path.write_text(f'<martif type="TBX"><text><body>\n{body}</body></text></martif>')
+    glossary = as_glossary(path, ("en", "de"))
+    assert [(term.sources, term.targets, term.line) for term in glossary.terms] == [
+        (("file",), ("Akte", "Datei"), 2),
+        (("record",), ("Akte",), 2),
+        (("bank",), ("Bank", "Ufer"), 4),
+    ]
+    assert glossary.missing(glossary.find("the file"), "die Datei") == []
+
+
 def test_the_terms_of_several_glossaries_in_turn_are_encoded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -110,7 +110,10 @@ def _table(text: str, path: Path, languages: Languages) -> Iterator[Term]:
 
 
 def _tbx(entries: Sequence[Node], path: Path, languages: Languages) -> Iterator[Term]:
-    """The entries that have both languages; all terms of a language are alternatives."""
+    """The entries that have both languages; all terms of a language are alternatives.
+
+    A source term of several entries, with several meanings, has the translations of all of them.
+    """
     source, target = languages
     if source is None or target is None:
         side = "source" if source is None else "target"
@@ -119,10 +122,18 @@ def _tbx(entries: Sequence[Node], path: Path, languages: Languages) -> Iterator[
             "known; give src_language=CODE and tgt_language=CODE to a model for many languages, or "
             "convert it to a table with tabs: TERM<tab>TRANSLATION"
         )
+    translations: dict[str, list[str]] = {}
+    lines: dict[str, int] = {}
     for entry in entries:
-        sides = [_terms_of(entry, language) for language in (source, target)]
-        if all(sides):
-            yield term_of("|".join(sides[0]), "|".join(sides[1]), entry.line, str(path))
+        sources, targets = (_terms_of(entry, language) for language in (source, target))
+        for form in sources if targets else ():
+            lines.setdefault(form, entry.line)
+            translations.setdefault(form, []).extend(targets)
+    forms: dict[tuple[int, str], list[str]] = {}  # with the same translations, of an entry
+    for form, targets in translations.items():
+        forms.setdefault((lines[form], "|".join(targets)), []).append(form)
+    for (line, joined), own in forms.items():
+        yield term_of("|".join(own), joined, line, str(path))
 
 
 def _terms_of(entry: Node, language: str) -> list[str]:
