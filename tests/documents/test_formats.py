@@ -244,6 +244,14 @@ def test_a_memory_does_not_choose_between_plural_forms_of_one_source() -> None:
     [entry] = polib.pofile(content.decode())
     assert entry.msgstr_plural == {0: "%d plik", 1: "%D FILES", 2: "%D FILES"}
     assert (counts.from_memory, counts.translated, entry.fuzzy) == (1, 2, True)
+    units = "".join(
+        f'<trans-unit id="1[{form}]"><source>%d {noun}</source></trans-unit>'
+        for form, noun in enumerate(["file", "files", "files"])
+    )
+    group = f'<group restype="x-gettext-plurals">{units}</group>'
+    xliff = re.sub(r"(?s)(<body>).*(</body>)", rf"\1{group}\2", XLIFF)
+    content, counts, _ = translated("a.xlf", xliff, str.upper, memory=memory)
+    assert (counts.from_memory, counts.translated) == (1, 2)
     two = source.replace("pl\\n", "de\\n").replace(rule, "nplurals=2; plural=n!=1;")
     content, counts, _ = translated("a.po", two, str.upper, memory=memory)
     assert (counts.from_memory, counts.translated) == (2, 0)

@@ -44,6 +44,11 @@ def _agree(languages: _Languages, others: _Languages) -> bool:
     return all(not a or not b or is_same_language(a, b) for a, b in pairs)
 
 
+def _is_plural(node: Node) -> bool:
+    """A group of the plural forms of a message of gettext, as Weblate and po2xliff write it."""
+    return node.name == "group" and node.attributes.get("restype") == "x-gettext-plurals"
+
+
 @dataclass
 class XliffText:
     """A text of a unit: all of it, or a marked segment.
@@ -122,6 +127,7 @@ class XliffDocument(Document):
         self._files: dict[int, Node] = {}
         self._notes: dict[int, tuple[Node, str, list[str]]] = {}  # of the units of XLIFF 2
         self._settle()
+        forms: dict[tuple[int, str], list[Segment]] = {}  # of plural messages, by their texts
         for unit, around in self._xml.found:
             if not self._is_2 and not any(node.start in self._files for node in around):
                 self.skip("units of files in other languages")
@@ -133,9 +139,16 @@ class XliffDocument(Document):
             if is_locked(unit):
                 self.skip("locked segments")
                 continue
+            before = len(self.segments)
             for holder in [unit] if not self._is_2 else unit.children:
                 if holder.name in ("trans-unit", "segment"):
                     self._add(holder, unit)
+            for node in filter(_is_plural, around):
+                for segment in self.segments[before:]:
+                    forms.setdefault((node.start, segment.text), []).append(segment)
+        for segments in forms.values():
+            for segment in segments:
+                segment.is_of_forms = len(segments) > 1
 
     def _settle(self) -> None:
         """Settle the languages: of XLIFF 1.2 those of the first file that has the given ones; its
