@@ -11,6 +11,7 @@ from document_samples import PO, SRT, TMX, XLIFF, XLIFF2
 from heedful.config import Recipe
 from heedful.data.row_files import open_rows
 from heedful.data.rows import Rows, collect
+from heedful.documents import read_document
 from heedful.errors import UserError
 from heedful.tasks.prepared_data import prepared_key
 from heedful.tasks.run_data import Inherited
@@ -123,6 +124,12 @@ def test_tmx_is_read_in_parts(tmp_path: Path) -> None:
         ("a.mo", b"no", "not a compiled catalogue, or damaged"),
         ("a.mo.gz", gzip.compress(b"no", mtime=0), "a.mo.gz is a packed .mo file; unpack it"),
         ("a.csv", 'a,"b\n', "line 1: broken CSV: unexpected end of data; end each quote"),
+        (
+            "a.csv",
+            f"a,b\nc,{'d' * 131_073}\n",
+            "line 2: a text of more than 131,072 characters; end",
+        ),
+        ("a.csv", "a,b\rc,d\r", "line 1: a carriage return in a text without quotes; put"),
         ("a.csv", "a,b\nc\n", "line 2: 1 columns where there must be 2"),
         ("a.csv", "a,b,c\n", "line 1: 3 columns where there must be 2"),
         ("a.csv", b"a,\xff\n", "line 1: not UTF-8"),
@@ -261,6 +268,17 @@ def test_po_and_mo_have_plural_forms_and_no_fuzzy_messages(tmp_path: Path) -> No
     polib.pofile(content).save_as_mofile(str(tmp_path / "b.mo"))
     compiled = rows_of(tmp_path, "c.mo", (tmp_path / "b.mo").read_bytes())
     assert sorted(pairs_of(compiled)) == sorted(expected)
+
+
+def test_of_two_varieties_of_a_language_the_one_with_text_counts(tmp_path: Path) -> None:
+    segments = {"en": "a", "de-AT": " ", "de-DE": "b"}
+    unit = "".join(f'<tuv xml:lang="{k}"><seg>{v}</seg></tuv>' for k, v in segments.items())
+    memory = f'<tmx version="1.4"><header srclang="en"/><body><tu>{unit}</tu></body></tmx>'
+    assert pairs_of(rows_of(tmp_path, "a.tmx", memory)) == [("a", "b")]
+    [segment] = read_document(memory.encode(), "a.tmx", ("en", "de")).segments
+    assert segment.target == "b"
+    [segment] = read_document(memory.encode(), "a.tmx", ("en", "de-AT")).segments
+    assert segment.target == ""
 
 
 def test_csv_has_quotes_separators_and_headers(tmp_path: Path) -> None:

@@ -109,10 +109,22 @@ def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
             first, number = number + 1, before + reader.line_num
             yield first, row if any(cell.strip() for cell in row) else []
     except csv.Error as error:
-        raise UserError(
-            f"{path}, line {number + 1}: broken CSV: {error}; end each quote, and write a quote in"
-            " a text twice"
-        ) from None
+        raise UserError(f"{path}, line {number + 1}: {_problem(error)}") from None
+
+
+def _problem(error: csv.Error) -> str:
+    """What is wrong with a row, and what to do."""
+    if "field limit" in str(error):
+        return (
+            f"a text of more than {csv.field_size_limit():,} characters; end each quote, or write"
+            " texts of this size as .jsonl"
+        )
+    if "new-line" in str(error):
+        return (
+            "a carriage return in a text without quotes; put the text in quotes, or end lines by"
+            " line feeds"
+        )
+    return f"broken CSV: {error}; end each quote, and write a quote in a text twice"
 
 
 def _delimiter(line: str) -> str:
