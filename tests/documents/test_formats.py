@@ -1105,6 +1105,30 @@ def test_the_marks_of_a_field_of_word_stay_in_their_order() -> None:
     assert written.endswith(f"{begin}{code}{end}</w:p></w:body></w:document>")
 
 
+def test_a_field_in_the_code_of_a_field_of_word_is_code() -> None:
+    """The name that a condition compares was translated, as a part of the text around."""
+    begin, separate, end = (
+        f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
+    )
+    code, equal = (f"<w:r><w:instrText>{text}</w:instrText></w:r>" for text in ("IF ", '= "m"'))
+    dear, value, shown, rest = (
+        f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+        for text in ("Dear ", "m", "Mr", " Lee")
+    )
+    whole = f"{begin}{code}{begin}{code}{separate}{value}{end}{equal}{separate}"
+    unshown = f"{begin}{code}{begin}{code}{separate}{value}{end}{end}"
+    body = f"{dear}{whole}{shown}{end}{rest}{unshown}"
+    space = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    document = f'<w:document xmlns:w="{space}"><w:body><w:p>{body}</w:p></w:body></w:document>'
+    data = make_zip({"word/document.xml": document.encode()})
+    content, counts, read = translated("a.docx", data, str.upper)
+    assert [segment.text for segment in read.segments] == ["Dear <g1>Mr</g1> Lee"]
+    assert counts.skipped == {}
+    written = zipfile.ZipFile(io.BytesIO(content)).read("word/document.xml").decode()
+    assert f'{whole}<w:r><w:t xml:space="preserve">MR<' in written
+    assert written.endswith(f"{unshown}</w:p></w:body></w:document>")
+
+
 @pytest.mark.parametrize(
     ("body", "texts", "skipped"),
     [

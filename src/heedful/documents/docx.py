@@ -29,6 +29,7 @@ _DROPPED = {"proofErr", "lastRenderedPageBreak"}
 _AROUND = {"hyperlink", "ins", "moveTo", "dir", "bdo", "smartTag", "customXml", "fldSimple"}
 _AROUND |= {"sdt", "sdtContent"}
 _FIELD = re.compile(r"fldCharType\s*=\s*[\"'](begin|separate|end)")
+_MOST_PIECES = 1_000  # of a field before its result
 # Marks of both ends of a range, outside of runs, with the same `w:id`.
 _RANGE = re.compile(
     r"<(?:\w+:)?(commentRange|bookmark|perm)(Start|End)\b[^>]*?\bid\s*=\s*[\"']([^\"']*)"
@@ -53,12 +54,13 @@ class _Text:
 
     def __init__(self, xml: XmlSource, parts: list[Node], prefix: str) -> None:
         self.xml, self._prefix = xml, prefix
-        self._pieces = [*map(_of_range, _with_fields(_pieces(xml, parts, prefix)))]
+        pieces = [*_pieces(xml, parts, prefix)]
+        self.length = sum(len(piece.raw) for piece in pieces if piece.kind == "text")
+        self._pieces = [*map(_of_range, _with_fields(pieces, prefix))]
         sizes: dict[str, int] = {}
         for piece in self._pieces:
             if piece.kind == "text":
                 sizes[piece.pair] = sizes.get(piece.pair, 0) + len(piece.raw)
-        self.length = sum(sizes.values())
         self.main = max(sizes, key=lambda key: sizes[key], default="")
         self.start, self.end = parts[0].start, parts[-1].end
         self.codes, self._before, self._after = segment_codes(
@@ -74,7 +76,7 @@ class _Text:
             is_format = piece.pair.startswith("format ")
             if piece.kind == "text":
                 if piece.raw:
-                    parts.append(self._run(piece.raw, formats[-1]))
+                    parts.append(_run(piece.raw, formats[-1], self._prefix))
             elif not is_format:
                 parts.append(piece.raw)
             elif piece.kind == "open":
@@ -82,11 +84,6 @@ class _Text:
             else:
                 formats.pop()
         return "".join(parts)
-
-    def _run(self, text: str, properties: str) -> str:
-        p = self._prefix
-        shown = f'<{p}t xml:space="preserve">{xml_text(text)}</{p}t>'
-        return f"<{p}r>{properties}{shown}</{p}r>"
 
 
 class DocxDocument(Document):
@@ -240,18 +237,23 @@ def _of_run(xml: XmlSource, run: Node, prefix: str) -> Iterator[InlinePiece]:
             yield InlinePiece("alone", f"<{prefix}r>{raw}{inner}</{prefix}r>")
 
 
-def _with_fields(pieces: Iterable[InlinePiece]) -> list[InlinePiece]:
+def _run(text: str, properties: str, prefix: str) -> str:
+    shown = f'<{prefix}t xml:space="preserve">{xml_text(text)}</{prefix}t>'
+    return f"<{prefix}r>{properties}{shown}</{prefix}r>"
+
+
+def _with_fields(pieces: Iterable[InlinePiece], prefix: str) -> list[InlinePiece]:
     """The pieces with the marks of each field, such as a number of a page, as a pair around its
-    result, or one code if it has none: they are in this order in any translation."""
+    result, or one code if it has none: they are in this order in any translation.
+
+    What is before its result is a part of the first mark, also the result of another field.
+    """
     found: list[_Codes] = []
     begun: list[tuple[int, str]] = []  # of each field that has not ended: where, and its pair
-    last = -1  # the last piece that is not a code alone
     for piece in pieces:
         match = _FIELD.search(piece.raw) if piece.kind == "alone" else None
         mark = match[1] if match else ""
         found.append(piece)
-        if piece.kind != "alone":
-            last = len(found) - 1
         if mark == "begin":
             begun.append((len(found) - 1, ""))
             continue
@@ -261,17 +263,40 @@ def _with_fields(pieces: Iterable[InlinePiece]) -> list[InlinePiece]:
         if mark == "end":
             begun.pop()
         if mark == "end" and pair:
-            found[-1], last = InlinePiece("close", piece.raw, pair), len(found) - 1
-        elif last < first and mark == "end":
-            found[first:] = [found[first:]]
-        elif last < first:
-            begun[-1] = first, f"field {first}"
-            found[first:] = [InlinePiece("open", "".join(_raws(found[first:])), f"field {first}")]
-            last = first
+            found[-1] = InlinePiece("close", piece.raw, pair)
+        elif not pair and _has_whole_pairs(found[first : first + _MOST_PIECES + 1]):
+            codes = [_as_code(part, prefix) for part in found[first:]]
+            if mark == "separate":
+                begun[-1] = first, f"field {first}"
+                codes = [InlinePiece("open", "".join(_raws(codes)), f"field {first}")]
+            found[first:] = codes if mark == "separate" else [codes]
     return [
         InlinePiece("alone", "".join(_raws(part))) if isinstance(part, list) else part
         for part in found
     ]
+
+
+def _as_code(part: _Codes, prefix: str) -> _Codes:
+    """A piece; a text as its run."""
+    if isinstance(part, InlinePiece) and part.kind == "text":
+        return InlinePiece("alone", _run(part.raw, part.pair, prefix))
+    return part
+
+
+def _has_whole_pairs(parts: list[_Codes]) -> bool:
+    """True if no pair begins before the parts, or ends behind them; False for more than fields
+    have, which would be read again and again."""
+    if len(parts) > _MOST_PIECES:
+        return False
+    opened: set[str] = set()
+    for part in parts:
+        if isinstance(part, InlinePiece) and part.kind == "open":
+            opened.add(part.pair)
+        elif isinstance(part, InlinePiece) and part.kind == "close":
+            if part.pair not in opened:
+                return False
+            opened.remove(part.pair)
+    return not opened
 
 
 def _of_range(piece: InlinePiece) -> InlinePiece:
