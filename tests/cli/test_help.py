@@ -148,6 +148,9 @@ def test_names_of_other_toolkits_lead_to_existing_options() -> None:
         ("evaluate m --text file", "use --input"),
         ("optimize m --backends eager", "use --backend"),
         ("score m --src a --ref b", "use --tgt"),
+        ("evaluate m --src a --ref b --ref c", "--ref takes one FILE; give it once"),
+        ("translate m -i a.po --memory=a.tmx --memory b.tmx", "--memory takes one FILE"),
+        ("train copy --out a -o b", "--out takes one DIR"),
         (
             "info m --temperature 1",
             "it is an option of heedful back-translate, translate, generate",

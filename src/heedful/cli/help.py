@@ -6,6 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from heedful.errors import UserError
 from heedful.options import RUN_TIME
 
 # Sections of --help, before and after those that a command names.
@@ -26,6 +27,11 @@ _ALSO = {
 _PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
+def _is_of_file(param: Any) -> bool:
+    """True for an option whose value is a file or a folder."""
+    return not _is_argument(param) and param.metavar in ("FILE", "DIR", "MODEL")
+
+
 class Command(TyperCommand):
     """A command whose options are listed by the panel that each is declared with."""
 
@@ -35,6 +41,16 @@ class Command(TyperCommand):
         for param in self.params:
             also = [other for name in param.opts for other in _ALSO.get(name, ())]
             param.opts.extend(other for other in also if other not in taken)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line; an option for one file that is given twice is an error, as only the
+        last file would be used."""
+        *_, given = self.make_parser(ctx).parse_args(args=[*args])
+        for param in dict.fromkeys(given):
+            is_one_file = _is_of_file(param) and not param.multiple
+            if is_one_file and given.count(param) > 1:
+                raise UserError(f"{param.opts[0]} takes one {param.metavar}; give it once")
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, with the names of data types that its option `--precision` lists."""
