@@ -970,6 +970,14 @@ def test_signs_beside_links_and_at_the_end_of_headings_are_text() -> None:
     assert html == '<h1>C #</h1>\n<p>Say!<a href="x">it</a></p>\n'
 
 
+@pytest.mark.parametrize("page", ["word\n: what\n: this\n", "word\n\n:   what\n\n: \tthis\n"])
+def test_the_mark_of_a_definition_is_no_text(page: str) -> None:
+    """A translation without the colon made an ordinary paragraph of it."""
+    content, _, document = translated("a.md", page, lambda text: text.strip(": ").upper())
+    assert [segment.text for segment in document.segments] == ["word", "what", "this"]
+    assert content.decode() == re.sub(r"\w+", lambda match: match[0].upper(), page)
+
+
 def test_code_of_markdown_stays_apart() -> None:
     """Two codes side by side are one, with the marks between in it."""
     content = as_text(translated("a.md", "a `b` or `c` d", lambda text: "Q"))

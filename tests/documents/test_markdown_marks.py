@@ -267,7 +267,7 @@ def test_alerts_and_callouts_stay_ones(source: str, texts: list[str]) -> None:
         ("a word.\n{: .note}", ["a word."]),
         ("> {: .note}\n> a word\n> {#a .b}\n", ["a word"]),
         ("- {:.x} a word\n{: .y}", ["a word"]),
-        ("$$x$$ {#eq-x}\n\n: a word {#tbl-x}", [": a word"]),
+        ("$$x$$ {#eq-x}\n\n: a word {#tbl-x}", ["a word"]),
         ("| a {: .x} | `b`{.y} word |\n|-|-|\n{: .z}\n", ["a", " word"]),
     ],
 )

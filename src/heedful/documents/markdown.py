@@ -53,6 +53,7 @@ _APART = re.compile(
 # The first line of an alert (GitHub) or a callout (Obsidian), which may have a title behind it.
 _ALERT = re.compile(r"\[!\w[^\[\]]*\][+-]?(?:[ \t]+|\Z)")
 _TEXT_START = re.compile(r"\[\^[^\[\]\s]+\]:|: ")  # of a footnote, or of a definition
+_DEFINITION = re.compile(r":[ \t]+(?=\S)")
 
 
 class MarkdownDocument(SpanDocument):
@@ -181,7 +182,9 @@ class MarkdownDocument(SpanDocument):
     def _add_range(
         self, start: int, end: int, attributes: "re.Pattern[str]" = _TEXT_ATTRIBUTES
     ) -> None:
-        """Add a text, without the attributes at its end."""
+        """Add a text, without the mark of a definition before it and the attributes at its end."""
+        mark = _DEFINITION.match(self.text, start, end)
+        start = mark.end() if mark else start
         text = self.text[start:end]
         if found := attributes.search(text):
             text = text[: found.start()]
