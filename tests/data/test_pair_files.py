@@ -325,6 +325,22 @@ def test_subtitles_beside_each_other_are_pairs_by_time(tmp_path: Path) -> None:
     assert rows.report.left_out == {"cues with broken times": 1}
 
 
+@pytest.mark.parametrize(
+    ("row", "pair"),
+    [
+        ("Well, yes;Ja, ja", ("Well, yes", "Ja, ja")),
+        ("Well, yes\tJa", ("Well, yes", "Ja")),
+        ('"Well, yes", "Ja; ja"', ("Well, yes", ' "Ja; ja"')),
+        ("yes ; ja", ("yes ", " ja")),
+        ("yes, ja", ("yes", " ja")),
+    ],
+)
+def test_commas_of_a_text_do_not_separate_columns(
+    tmp_path: Path, row: str, pair: tuple[str, str]
+) -> None:
+    assert pairs_of(rows_of(tmp_path, "a.csv", f"{row}\n", header=False)) == [pair]
+
+
 @pytest.mark.parametrize("first", ["sep=;\r\n", '\ufeff"sep=;"\n', "SEP=;\n"])
 def test_the_separator_that_excel_is_told_is_no_row(tmp_path: Path, first: str) -> None:
     rows = rows_of(tmp_path, "a.csv", first + "en;de\n1,2,3;4\n")

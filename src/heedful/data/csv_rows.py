@@ -28,8 +28,8 @@ def csv_units(
 ) -> Iterator[FileRow]:
     """The rows of a file; arguments as in `heedful.data.tsv.tsv_chunks`.
 
-    The separator is the one that is most frequent in the first row, outside of quotes, or that of a
-    first line `sep=;`, which is no row.
+    The separator is the one that is most frequent in the first row, outside of quotes and not
+    before blanks, or that of a first line `sep=;`, which is no row.
 
     Raises:
         UserError: a quote without its end; a row with another number of columns.
@@ -129,4 +129,10 @@ def _problem(error: csv.Error) -> str:
 
 def _delimiter(line: str) -> str:
     outside = "".join(line.split('"')[::2])
-    return max(_DELIMITERS, key=outside.count)
+
+    def counts(mark: str) -> tuple[int, int]:
+        """How often it is there, without those before a blank, which may be commas of a text."""
+        number = outside.count(mark)
+        return number - outside.count(f"{mark} "), number
+
+    return max(_DELIMITERS, key=counts)
