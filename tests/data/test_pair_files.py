@@ -330,9 +330,10 @@ def test_subtitles_beside_each_other_are_pairs_by_time(tmp_path: Path) -> None:
     [
         ("Well, yes;Ja, ja", ("Well, yes", "Ja, ja")),
         ("Well, yes\tJa", ("Well, yes", "Ja")),
-        ('"Well, yes", "Ja; ja"', ("Well, yes", ' "Ja; ja"')),
-        ("yes ; ja", ("yes ", " ja")),
-        ("yes, ja", ("yes", " ja")),
+        ('"Well, yes", "Ja; ja"', ("Well, yes", "Ja; ja")),
+        ("yes ; ja", ("yes ", "ja")),
+        ("yes, ja", ("yes", "ja")),
+        ('"yes", "a ""b"", c"', ("yes", 'a "b", c')),
     ],
 )
 def test_commas_of_a_text_do_not_separate_columns(

@@ -103,7 +103,9 @@ def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
             break
     if delimiter is None:
         return
-    reader, before = csv.reader(source(), delimiter=delimiter, strict=True), number
+    # `"a", "b"`: quotes behind a blank are quotes too.
+    reader = csv.reader(source(), delimiter=delimiter, strict=True, skipinitialspace=True)
+    before = number
     try:
         for row in reader:
             first, number = number + 1, before + reader.line_num
