@@ -978,6 +978,16 @@ def test_the_mark_of_a_definition_is_no_text(page: str) -> None:
     assert content.decode() == re.sub(r"\w+", lambda match: match[0].upper(), page)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("name", "page"), [("a.md", "|a|b|\n|-|-|\n|c|d|\n\n* e\n"), ("a.txt", "a\nb\n\nc\n")]
+)
+def test_line_breaks_of_a_translation_are_blanks(name: str, page: str, end: str) -> None:
+    """Of a model that learned them, or of a memory: a row of a table became a paragraph."""
+    content, _, _ = translated(name, page, lambda text: f"{text}{end}z")
+    assert content.decode() == re.sub(r"\w", lambda match: f"{match[0]} z", page)
+
+
 def test_code_of_markdown_stays_apart() -> None:
     """Two codes side by side are one, with the marks between in it."""
     content = as_text(translated("a.md", "a `b` or `c` d", lambda text: "Q"))

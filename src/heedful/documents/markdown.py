@@ -225,7 +225,7 @@ class MarkdownDocument(SpanDocument):
         return whole[len(before) : len(whole) - len(behind)]
 
     def _written(self, text: str) -> str:
-        return re.sub(r"([\\`*_\[\]<])", _escaped, text.replace("\n", " "))
+        return re.sub(r"([\\`*_\[\]<])", _escaped, LINE_END.sub(" ", text))
 
 
 def _found(pattern: "re.Pattern[str]", text: str) -> str:

@@ -1,5 +1,6 @@
 """Plain text (.txt): each line is a segment, blank lines and line ends are kept."""
 
+import re
 from itertools import pairwise
 
 from heedful.data.inline import InlinePiece
@@ -14,3 +15,6 @@ class PlainDocument(SpanDocument):
             line = self.text[start:end].rstrip("\r\n")
             if core := line.strip():
                 self._add_pieces([InlinePiece("text", core)], start + line.index(core), [len(core)])
+
+    def _written(self, text: str) -> str:
+        return re.sub(r"\s*[\r\n]\s*", " ", text)
