@@ -84,6 +84,11 @@ def test_sentence_chrf_scores_each_line_against_its_reference() -> None:
         for line, reference in zip(HYPOTHESES, REFERENCES, strict=True)
     ]
     assert sentence_chrf(HYPOTHESES, REFERENCES) == pytest.approx(expected)
+    assert sentence_chrf(["", "", "a"], [" ", "a", ""]) == [
+        100,
+        0,
+        0,
+    ]  # right: not one of the worst
     assert len(set(expected)) == len(HYPOTHESES)
 
 

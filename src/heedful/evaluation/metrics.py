@@ -176,6 +176,8 @@ def sentence_chrf(
 ) -> list[float]:
     """chrF2 of each line, 0 to 100, to rank lines by; systems are compared by corpus scores.
 
+    A blank line whose reference is blank has 100: it is right, and sacreBLEU gives it 0.
+
     Args:
         lowercase: as in `corpus_scores`.
     """
@@ -184,7 +186,12 @@ def sentence_chrf(
 
     metric = CHRF(lowercase=lowercase)
     pairs = zip(hypotheses, references, strict=True)
-    return [metric.sentence_score(output, [reference]).score for output, reference in pairs]
+    return [
+        metric.sentence_score(output, [reference]).score
+        if output.strip() or reference.strip()
+        else 100.0
+        for output, reference in pairs
+    ]
 
 
 def tokenized_lowercase_bleu(hypotheses: list[str], references: list[str], language: str) -> Score:
