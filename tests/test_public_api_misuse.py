@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -336,3 +337,13 @@ def test_arrays_and_tensors_of_ids_are_rows_of_ids(world: SimpleNamespace) -> No
         assert world.lm.generate(one, max_new_tokens=5) == expected
         assert world.lm.generate([one], max_new_tokens=5) == [expected]
     assert world.lm.generate(torch.tensor([row]), max_new_tokens=5) == [expected]
+
+
+def test_numbers_of_numpy_are_numbers(world: SimpleNamespace) -> None:
+    numbers: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 3, "banned": [4]}
+    samples = numbers | {"temperature": 0.5, "top_k": 9, "seed": 5}
+    for options in (numbers | {"beam_size": 2, "num_return": 2}, samples):
+        given = {name: np.array([value])[0] for name, value in options.items() if name != "banned"}
+        given["banned"] = [np.int64(4)]
+        assert world.lm.generate("the", **given) == world.lm.generate("the", **options)
+    assert world.lm.score(["the cat"], stride=np.int64(2)) == world.lm.score(["the cat"], stride=2)

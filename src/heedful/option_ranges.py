@@ -79,6 +79,15 @@ def _is_forced(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_whole, [*value, *value.values()]))
 
 
+def plain_number(value: Any) -> Any:
+    """A number of another library, such as `numpy.int64`, as one of Python; else the value."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 _IDS = _is_list_of(_is_whole)
 _NUMBERS = _is_list_of(_is_number)
 

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from heedful.errors import UserError, describe
-from heedful.option_ranges import OFF_AT_0, RANGES, kind_of
+from heedful.option_ranges import OFF_AT_0, RANGES, kind_of, plain_number
 from heedful.plugins import nearest
 
 # Sections of --help.
@@ -338,6 +338,7 @@ class Options:
         for name in given:
             if name not in _NAMES:
                 raise UserError(f"unknown generation option {name}; {nearest(name, _NAMES)}")
+        given = {name: plain_number(value) for name, value in given.items()}
         explicit = frozenset(name for name, value in given.items() if value is not None)
         return cls(**{"explicit": explicit, **given})
 

@@ -73,5 +73,6 @@ def test_masks_of_a_list_are_those_of_each_text_and_a_left_out_text_has_none() -
             assert [f.probability for f in mask] == pytest.approx(
                 [f.probability for f in expected], rel=1e-4
             )
+    assert model.fill(texts[0], top_k=np.int64(2)) == model.fill(texts[0], top_k=2)
     with pytest.raises(UserError, match="text 2 has no <mask>"):
         model.fill([texts[0], "a"])

@@ -12,6 +12,7 @@ from heedful.data.encoding import truncate_pair
 from heedful.data.labels import values_text
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.option_ranges import plain_number
 from heedful.options import TooLong
 from heedful.pipelines.base import SavedModel, Texts
 from heedful.pipelines.batching import in_batches, map_batches
@@ -178,6 +179,7 @@ class MaskedLanguageModel(Encoder):
         Raises:
             UserError: no mask in a text; a text that is longer than the net allows.
         """
+        top_k = plain_number(top_k)
         if not isinstance(top_k, int) or top_k < 1:
             raise UserError(f"top_k must be at least 1, not {top_k!r}")
         rows = self.masked_rows(texts, too_long)

@@ -6,6 +6,7 @@ from typing import Any
 from heedful.backends.base import GenerationRequest
 from heedful.data.tokenizer import Tokenizer
 from heedful.errors import UserError
+from heedful.option_ranges import plain_number
 from heedful.options import Options
 from heedful.pipelines.base import SavedModel
 
@@ -148,4 +149,5 @@ def _possible_ids(noun: str, text: str, banned: Sequence[str], tokenizer: Tokeni
 
 
 def _as_list(ids: int | Sequence[int]) -> list[int]:
+    ids = plain_number(ids)
     return [ids] if isinstance(ids, int) else list(ids)

@@ -24,6 +24,7 @@ from heedful.errors import UserError, describe
 from heedful.evaluation.likelihood import token_metrics
 from heedful.evaluation.metrics import perplexity
 from heedful.fidelity.masking import mask_pair
+from heedful.option_ranges import plain_number
 from heedful.options import TooLong
 from heedful.parts.losses import LossSum
 from heedful.pipelines.base import Texts
@@ -150,7 +151,7 @@ def score_texts(
 ) -> list[TextScore]:
     """Log-probability of each text; see `LanguageModel.score`."""
     context = model.config.max_length
-    stride = max(1, context // 2) if stride is None else stride
+    stride = max(1, context // 2) if stride is None else plain_number(stride)
     if not isinstance(stride, int):
         raise UserError(f"stride must be a whole number, not {describe(stride)}")
     rows = model.prompt_ids(texts)
