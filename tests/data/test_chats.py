@@ -259,6 +259,7 @@ def test_a_tokenizer_without_template_and_a_template_that_does_not_exist(tmp_pat
 
 
 FIELDS = ChatFields()
+TOOLS_OF_USER = {"role": "user", "content": "a", "tool_calls": [{"name": "f"}]}
 
 
 @pytest.mark.parametrize(
@@ -274,6 +275,13 @@ FIELDS = ChatFields()
         ({"messages": [{"from": "human", "value": "a"}]}, "rename from to role and value to co"),
         ({"messages": [*chat_of("a", "b"), {"role": "bot", "content": "c"}]}, "3: unknown role 'b"),
         ({"messages": chat_of("a", ["b"])}, r"message 2: content must be a text, not \['b'\]"),  # type: ignore[arg-type]
+        ({"messages": [TOOLS_OF_USER]}, r"message 1: tool_calls are the assistant's"),
+        ({"messages": [{"role": "assistant", "tool_calls": "f"}]}, "1: tool_calls must be a list"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"arguments": "[1"}]}]},
+            "message 1: the arguments of a tool call must be a JSON object or its text, not .\\[1.",
+        ),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 2}]}, "must be 0 or 1, not"),
         ({"messages": chat_of("a")}, r"a chat without an answer \(roles: user\)"),
         ({"messages": chat_of("a", system="b")}, r"without an answer \(roles: system, user\)"),
     ],
@@ -302,3 +310,58 @@ def test_rows_of_both_forms() -> None:
     assert read({"messages": chat_of("a", "b", system="")})[0]["content"] == ""
     for empty in ({"prompt": " ", "response": "b"}, {"messages": chat_of("a", "b", "c", "\n")}):
         assert chat_of_record(empty, "f, line 1", FIELDS) == ""  # left out, and counted as empty
+
+
+CALL = {"type": "function", "function": {"name": "w", "arguments": '{"city": "Rome"}'}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+TOOLS = [
+    {"role": "user", "content": "q"},
+    CALLING,
+    {"role": "tool", "content": "sunny"},
+    {"role": "assistant", "content": "It is sunny."},
+]
+
+
+def test_calls_of_tools_are_answers_without_a_text() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    for content in (None, "", " "):
+        rows = [TOOLS[0], {**CALLING, "content": content}, *TOOLS[2:]]
+        chat = json.loads(chat_of_record({"messages": rows}, "f, line 1", FIELDS))
+        assert [message["content"].strip() for message in chat][1:3] == ["", "sunny"]
+        assert chat[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
+    tokenizer = train_tokenizer(["q w city Rome sunny"], kind="byte")
+    tokenizer = tokenizer.extended(["<|im_start|>", "<|im_end|>"], template)
+    chat = json.loads(chat_of_record({"messages": TOOLS}, "f, line 1", FIELDS))
+    encoded = ChatEncoder(tokenizer).encode_chat(chat)
+    answers = [i for i, flag in zip(*encoded, strict=True) if flag]
+    assert tokenizer.decode(answers) == 'w{"city": "Rome"}It is sunny.'
+    silent = ChatEncoder(tokenizer.extended([], BUILT_IN["chatml"]))
+    for ask in (silent.encode_chat, silent.encode_prompt):
+        with pytest.raises(UserError, match="message 2: the chat template does not write tool_cal"):
+            ask(chat)
+
+
+def test_answers_of_weight_0_have_no_loss() -> None:
+    rows: Any = chat_of("a", "b", "c", "d", "e", "f")
+    rows[1]["weight"], rows[3]["weight"], rows[5]["weight"] = 0, 1, 0
+    chat = json.loads(chat_of_record({"messages": rows}, "f, line 1", FIELDS))
+    assert chat == rows[:4]
+    tokenizer = train_tokenizer(["a b c d"], kind="byte")
+    tokenizer = tokenizer.extended(["<|im_start|>", "<|im_end|>"], BUILT_IN["chatml"])
+    for answers in ("all", "last"):
+        encoded = ChatEncoder(tokenizer).encode_chat(chat, answers)
+        assert tokenizer.decode([i for i, f in zip(*encoded, strict=True) if f]) == "d"
+    rows[3]["weight"] = 0
+    assert chat_of_record({"messages": rows}, "f, line 1", FIELDS) == ""
+
+
+def test_developers_are_written_as_the_system_unless_a_template_names_them() -> None:
+    messages = [{"role": "developer", "content": "a"}]
+    assert ChatTemplate(BUILT_IN["plain"], {"eos_token": "</s>"}).render(messages) == "System: a\n"
+    named = "{% for m in messages %}{{ m.role if m.role == 'developer' }}{% endfor %}"
+    assert ChatTemplate(named, {}).render(messages) == "developer"

@@ -16,6 +16,7 @@ import pydantic
 import pytest
 
 from chat_formats import chat_model
+from heedful.data.chat_template import BUILT_IN
 from heedful.data.decoding import TextDecoder
 from running_server import model_of, running, wait_for_free_slots
 from tokenizer_kinds import byte_fallback, tokenizer_of
@@ -434,10 +435,28 @@ def test_tools_in_a_conversation_are_written_by_a_template_that_has_them() -> No
         ]
         broken = {**CALL, "function": {"name": "f", "arguments": "[5"}}
         messages[1] = {**CALLING, "tool_calls": [broken]}
-        with pytest.raises(openai.BadRequestError, match="text of a JSON object"):
+        with pytest.raises(openai.BadRequestError, match=r"message 2: .* must be a JSON object"):
             own.chat.completions.create(model="chat", messages=messages)
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
     assert answers[0].usage == answers[1].usage
+
+
+def test_results_of_tools_are_refused_where_a_template_leaves_them_out() -> None:
+    results: Any = [
+        {"role": "user", "content": "q"},
+        {"role": "tool", "content": "r", "tool_call_id": "9"},
+    ]
+    # The first names no role and writes all, the second names one and leaves it out.
+    silent = BUILT_IN["chatml"].replace("messages %}", "messages if message.role != 'tool' %}")
+    with running({"all": chat_model(), "silent": chat_model(silent)}) as server:
+        own = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        answer = own.chat.completions.create(
+            model="all", messages=results, temperature=0, max_tokens=5
+        )
+        with pytest.raises(openai.BadRequestError, match="not write messages of the role tool"):
+            own.chat.completions.create(model="silent", messages=results)
+    expected = chat_model().chat(results, max_new_tokens=5)
+    assert answer.choices[0].message.content == expected
 
 
 def test_chats(served: Any, client: Any) -> None:
@@ -604,9 +623,6 @@ def test_chats_that_cannot_be_answered_are_refused(client: Any) -> None:
         "top_logprobs needs": {"top_logprobs": 2},
         "give one": {"max_tokens": 1, "max_completion_tokens": 1},
         "'system', 'developer'": {"messages": [{"role": "function", "content": "a"}]},
-        "does not write tool": {
-            "messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]
-        },
         "does not write tool_calls": {"messages": [CALLING]},
         "messages[0]: it has no content": {"messages": [{"role": "assistant", "content": None}]},
         "tokens, but the model's context is": {

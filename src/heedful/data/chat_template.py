@@ -68,6 +68,8 @@ class ChatTemplate:
     def render(self, messages: Messages, *, add_generation_prompt: bool = False) -> str:
         """The text of a conversation.
 
+        The role `developer` is written as `system`, unless the template names it.
+
         Args:
             add_generation_prompt: end with the text before an answer.
 
@@ -76,10 +78,14 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        named = [dict(message) for message in messages]
+        for message in named:
+            if message.get("role") == "developer" and "developer" not in self.source:
+                message["role"] = "system"
         try:
             return str(
                 self._template.render(
-                    messages=[dict(message) for message in messages],
+                    messages=named,
                     tools=None,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,

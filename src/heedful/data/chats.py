@@ -31,9 +31,10 @@ class ChatFields(NamedTuple):
 
 
 def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) -> str:
-    """The conversation of a row of data as JSON; empty for one with an empty message.
+    """The conversation of a row of data as JSON; empty for one with an empty message, or whose
+    answers all have the weight 0.
 
-    Messages behind the last answer are left out.
+    Messages behind the last answer with a weight are left out.
 
     Args:
         where: the file and line, for errors.
@@ -64,16 +65,58 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
             f"{where}: a chat without an answer (roles: {', '.join(roles)}); add a message of the "
             "role assistant, or leave the row out"
         )
-    messages = messages[: len(roles) - roles[::-1].index("assistant")]
-    if any(is_empty(message) for message in messages):
+    answers = [index for index, message in enumerate(messages) if has_loss(message)]
+    messages = messages[: answers[-1] + 1] if answers else []
+    if not messages or any(is_empty(message) for message in messages):
         return ""
-    known = [{k: v for k, v in message.items() if v is not None} for message in messages]
+    known = [
+        written_message(message, f"{where}, message {number}")
+        for number, message in enumerate(messages, 1)
+    ]
     return json.dumps(known, ensure_ascii=False)
 
 
 def is_empty(message: Message) -> bool:
-    """True for a message of blanks; a system message may be empty."""
-    return message["role"] != "system" and is_blank(message["content"])
+    """True for a message of blanks without calls of tools; a system message may be empty."""
+    is_blank_text = is_blank(message.get("content") or "")
+    return message["role"] != "system" and is_blank_text and not message.get("tool_calls")
+
+
+def has_loss(message: Message) -> bool:
+    """True for an answer that is learned: without the weight 0 (OpenAI's format of chats)."""
+    return message["role"] == "assistant" and message.get("weight") != 0
+
+
+def written_message(message: Message, where: str) -> dict[str, Any]:
+    """A message as chat templates expect it: without None, with a text as content, and with the
+    arguments of its calls of tools as mappings, which are the text of JSON in OpenAI's API.
+
+    Raises:
+        UserError: arguments that are the text of something else.
+    """
+    known = {key: value for key, value in message.items() if value is not None}
+    if calls := known.get("tool_calls"):
+        known["tool_calls"] = [_with_arguments(call, where) for call in calls]
+    return {**known, "content": known.get("content", "")}
+
+
+def _with_arguments(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A call of a tool with its arguments as a mapping."""
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_arguments(call["function"], where)}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(call)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise UserError(
+            f"{where}: the arguments of a tool call must be a JSON object or its text, not "
+            f"{describe(arguments)}"
+        )
+    return {**call, "arguments": parsed}
 
 
 def check_messages(messages: Any, where: str) -> None:
@@ -90,17 +133,34 @@ def check_messages(messages: Any, where: str) -> None:
         location = f"{where}, message {number}"
         if not isinstance(message, Mapping):
             raise UserError(f"{location}: must have role and content, not be {describe(message)}")
-        missing = [key for key in ("role", "content") if message.get(key) is None]
+        calls = message.get("tool_calls")
+        required = ("role",) if calls else ("role", "content")
+        missing = [key for key in required if message.get(key) is None]
         if missing:
             renamed = "; rename from to role and value to content"
             advice = renamed if message.keys() >= _SHAREGPT else "; add it"
             present = format_names(list(map(str, message))) or "none"
             raise UserError(f"{location}: no key {missing[0]!r} (found: {present}){advice}")
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if role not in ROLES:
             raise UserError(f"{location}: unknown role {role!r}; use {', '.join(ROLES)}")
-        if not isinstance(content, str):
+        if not isinstance(content, str | None):
             raise UserError(f"{location}: content must be a text, not {describe(content)}")
+        if calls:
+            _check_calls(calls, role, location)
+        if role == "assistant" and message.get("weight") not in (None, 0, 1):
+            raise UserError(
+                f"{location}: weight must be 0 or 1, not {describe(message['weight'])}; 1 is an "
+                "answer with a loss"
+            )
+
+
+def _check_calls(calls: Any, role: str, where: str) -> None:
+    """Raise UserError unless calls of tools are a list of mappings of an answer."""
+    if not isinstance(calls, list | tuple) or not all(isinstance(c, Mapping) for c in calls):
+        raise UserError(f"{where}: tool_calls must be a list of calls, not {describe(calls)}")
+    if role != "assistant":
+        raise UserError(f"{where}: tool_calls are the assistant's; leave them out")
 
 
 class EncodedChat(NamedTuple):
@@ -137,25 +197,27 @@ class ChatEncoder:
         """The ids of messages that a model is to answer.
 
         Raises:
-            UserError: the template refuses the messages.
+            UserError: the template refuses the messages, or does not write a part of them.
         """
-        text = self.template.render(messages, add_generation_prompt=True)
+        text = self._render(messages, add_generation_prompt=True)
         return self._encode(text, self._spans(messages, text), {}).ids
 
     def encode_chat(self, messages: Messages, answers: Answers = "all") -> EncodedChat:
         """The ids of a conversation that ends with an answer.
 
         Args:
-            answers: the answers that count as such: all of them, or the last one.
+            answers: the answers that count as such: all of them, or the last one, without those
+                of the weight 0.
 
         Raises:
-            UserError: the template refuses the messages, changes an earlier answer once later
-                messages follow, or ends no answer with a special token.
+            UserError: the template refuses the messages, does not write a part of them, changes an
+                earlier answer once later messages follow, or ends no answer with a special token.
         """
-        text = self.template.render(messages)
+        text = self._render(messages)
         spans = self._spans(messages, text)
         indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         trained = indices if answers == "all" else indices[-1:]
+        trained = [index for index in trained if has_loss(messages[index])]
         for index in trained:
             if index not in spans:
                 advice = (
@@ -180,6 +242,33 @@ class ChatEncoder:
         encoded = self.encode_chat(chat, "last")
         answer = [i for i, flag in zip(*encoded, strict=True) if flag]
         return answer[-1]
+
+    def _render(self, messages: Messages, *, add_generation_prompt: bool = False) -> str:
+        """The text of a conversation.
+
+        Raises:
+            UserError: calls of tools, or their results, that the template does not write, since
+                its text is the same with others.
+        """
+        text = self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        calls = [bool(message.get("tool_calls")) for message in messages]
+        results = [message["role"] == "tool" for message in messages]
+        for name, flags in (("tool_calls", calls), ("messages of the role tool", results)):
+            if True not in flags:
+                continue
+            changed, index = [*messages], flags.index(True)
+            content = f"{messages[index]['content']}{'a' * results[index]}"
+            changed[index] = {**messages[index], "content": content, "tool_calls": None}
+            try:
+                other = self.template.render(changed, add_generation_prompt=add_generation_prompt)
+            except UserError:
+                continue
+            if other == text:
+                raise UserError(
+                    f"message {index + 1}: the chat template does not write {name}; use one that "
+                    "does, or leave them out"
+                )
+        return text
 
     def _spans(self, messages: Messages, text: str) -> dict[int, tuple[int, int]]:
         """Begin and end of answers in the rendered text, by the index of the message.

@@ -237,23 +237,23 @@ def as_chats(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     Raises:
         UserError: anything but lists of messages; an empty message.
     """
-    from heedful.data.chats import check_messages, is_empty
+    from heedful.data.chats import check_messages, is_empty, written_message
 
     is_single = not isinstance(messages, list | tuple) or any(
         isinstance(message, Mapping) for message in messages
     )
     chats = [messages] if is_single else list(messages)
+    written: list[list[dict[str, Any]]] = []
     for number, chat in enumerate(chats, 1):
         where = "messages" if is_single else f"chat {number}"
         check_messages(chat, where)
-        empty = next(
-            (i for i, m in enumerate(chat, 1) if is_empty(m) and not m.get("tool_calls")), None
-        )
+        empty = next((i for i, m in enumerate(chat, 1) if is_empty(m)), None)
         if empty is not None:
             raise EmptyTextError(
                 f"{where}, message {empty}: it is empty; write a text, or leave it out"
             )
-    return [[dict(message) for message in chat] for chat in chats], is_single
+        written.append([written_message(m, f"{where}, message {i}") for i, m in enumerate(chat, 1)])
+    return written, is_single
 
 
 @dataclass

@@ -209,11 +209,11 @@ class Message(Body):
     function_call: None = None
 
     def plain(self) -> dict[str, Any]:
-        """With its content as one text, and developer messages as system messages."""
+        """With its content as one text."""
         content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        message = {"role": self.role, "content": content}
         more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
         if self.tool_calls:
             more["tool_calls"] = [call.model_dump() for call in self.tool_calls]

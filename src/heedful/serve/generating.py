@@ -1,8 +1,6 @@
 """The outputs of a language model for one request, by a continuous batch or by batches of rows."""
 
-import json
 import math
-import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
@@ -217,39 +215,11 @@ def _messages(body: ChatBody, served: ServedModel) -> list[dict[str, Any]]:
         problem = "tools are not supported: leave them out, or set tool_choice to none"
         raise HttpError(400, problem, parameter="tools")
     messages = [message.plain() for message in body.messages]
-    template = served.model.tokenizer.chat_template or ""
-    unwritten = {
-        name
-        for name in ("tool", "tool_calls")
-        if template and not re.search(rf"\b{name}\b", template)
-    }
-    for number, message in enumerate(messages):
-        where = f"messages[{number}]"
-        calls = message.get("tool_calls", [])
-        if body.messages[number].content is None and not calls:
-            raise HttpError(400, f"{where}: it has no content", parameter="messages")
-        for name in ("tool",) * (message["role"] == "tool") + ("tool_calls",) * bool(calls):
-            if name in unwritten:
-                problem = f"{where}: the chat template of {served.name} does not write {name}"
-                raise HttpError(400, problem, parameter="messages")
-        if calls and message["role"] != "assistant":
-            problem = f"{where}: tool_calls are the assistant's"
+    for number, message in enumerate(body.messages):
+        if message.content is None and not message.tool_calls:
+            problem = f"messages[{number}]: it has no content"
             raise HttpError(400, problem, parameter="messages")
-        for call in calls:
-            call["function"]["arguments"] = _arguments(call["function"]["arguments"], where)
     return messages
-
-
-def _arguments(text: str, where: str) -> dict[str, Any]:
-    """The arguments of a call, as chat templates expect them; raises HttpError."""
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        problem = f"{where}: the arguments of a tool call must be the text of a JSON object"
-        raise HttpError(400, problem, parameter="messages")
-    return arguments
 
 
 def _options(body: Sampling, served: ServedModel, max_tokens: int | None) -> dict[str, Any]:
