@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import os
 import pickle
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from heedful.bulk.job import BulkJob
 from heedful.data import text_files
+from heedful.data.prepared import content_key
 from heedful.data.row_files import read_rows
 from heedful.data.text_files import LineBlock, read_line_blocks, read_lines
 from heedful.errors import UserError
@@ -240,3 +244,20 @@ def test_utf_16_beside_utf_8_is_named(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes("\ufeffਊ x\ny\n".encode(encoding))
     with pytest.raises(UserError, match="b is UTF-16; convert it to UTF-8"):
         list(read_line_blocks([tmp_path / "a", tmp_path / "b"]))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_pipe_is_read_once_and_refused_where_it_is_read_again(
+    is_packed: bool, tmp_path: Path
+) -> None:
+    pipe, data = tmp_path / "pipe", b"a dog\n\nthe cat\n" * 9_000
+    os.mkfifo(pipe)
+    content = gzip.compress(data) if is_packed else data
+    writer = threading.Thread(target=lambda: pipe.write_bytes(content))
+    writer.start()
+    assert [*read_lines(pipe)] == data.decode().split("\n")[:-1]
+    writer.join()
+    with pytest.raises(UserError, match=r"pipe is a pipe, which .*; write it to a file, and name"):
+        content_key([pipe])
+    with pytest.raises(UserError, match="pipe is a pipe, which can be read once"):
+        BulkJob(task="classify", model=tmp_path, inputs=[pipe], output=tmp_path / "o").reader()

@@ -24,6 +24,7 @@ from heedful.bulk.tasks import task_class
 from heedful.bulk.worker import ShardResult, Worker
 from heedful.data.row_files import expand_path
 from heedful.data.tables import table_files
+from heedful.data.text_files import check_no_pipe
 from heedful.data.workers import map_in_order
 from heedful.errors import UserError
 from heedful.files import user_errors
@@ -78,6 +79,8 @@ class BulkJob:
         files = tuple(file for path in self.inputs for file in expand_path(path))
         if not files:
             raise UserError("no files are given; name at least one")
+        for path in files:
+            check_no_pipe(path)
         columns = task_class(self.task, pairs=self.pairs).columns
         fields: Sequence[str | None] = self.fields or [None] * len(columns)
         if len(fields) != len(columns):

@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from heedful.data.tables import table_files
+from heedful.data.text_files import check_no_pipe
 from heedful.errors import UserError
 from heedful.files import (
     cache_home,
@@ -172,6 +173,7 @@ def _digests(paths: Sequence[Path]) -> list[str]:
     """A digest of each file: that of the digests of its sections, which threads compute."""
     sections: list[list[tuple[Path, int]]] = []  # of each file, at least one: where it begins
     for path in paths:
+        check_no_pipe(path)
         with user_errors("read", path):
             size = path.stat().st_size
         sections.append([(path, start) for start in range(0, max(1, size), _SECTION_BYTES)])

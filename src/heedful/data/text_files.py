@@ -364,7 +364,8 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int], bool]]:
-    """The bytes of a file, decompressed, the position in the file itself, and if they are equal.
+    """The bytes of a file, decompressed, the position in the file itself (0 in a pipe), and if they
+    are equal.
 
     Raises UserError.
     """
@@ -382,7 +383,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, Callable[[], int], bool]]:
             )
         stream: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
         is_plain = not is_gzip and not is_zstd and path.is_file()
-        yield _zstd_stream(path, raw) if is_zstd else stream, raw.tell, is_plain
+        tell = raw.tell if raw.seekable() else lambda: 0  # a pipe has no position
+        yield _zstd_stream(path, raw) if is_zstd else stream, tell, is_plain
 
 
 def _zstd_stream(path: Path, raw: BufferedReader) -> BufferedReader:
@@ -392,6 +394,14 @@ def _zstd_stream(path: Path, raw: BufferedReader) -> BufferedReader:
 
     unpacked: Any = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
     return BufferedReader(unpacked, 1 << 20)
+
+
+def check_no_pipe(path: Path) -> None:
+    """Raise UserError for a pipe, where a file is read more than once."""
+    if path.is_fifo():
+        raise UserError(
+            f"{path} is a pipe, which can be read once; write it to a file, and name that"
+        )
 
 
 def check_no_document(path: Path) -> None:
