@@ -345,6 +345,16 @@ def test_classify_pairs(commands, models, opened):
     assert actual[0] != pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.parametrize("header", ["", "text\tlabel\n"])
+def test_labels_are_not_classified_as_second_texts(commands, models, header):
+    lines = header + "the cat\tyes\na dog\tno\n\nthe dog\tyes\n"
+    ended = commands.run("classify", models["classes"], stdin=lines.encode())
+    assert (ended.code, ended.out) == (2, "")
+    assert "the second column holds labels of the model ('no', 'yes'), not texts" in ended.err
+    pair = commands.run("classify", models["classes"], stdin=lines.encode() + b"a dog\ta cat\n")
+    assert pair.code == 0
+
+
 def test_classify_counts_truncated_texts(commands, models):
     ended = commands.run("classify", models["classes"], stdin=b"the cat " * 30)
     assert (ended.code, ended.err) == (0, "truncated texts: 1\n")

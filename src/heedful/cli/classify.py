@@ -6,7 +6,7 @@ from heedful import pipelines
 from heedful.cli.flags import JsonLines, ModelFolder, RunTime, leave_out
 from heedful.cli.help import IN_OUT
 from heedful.cli.lines import InputOutput, json_line, line_writer, report_counts
-from heedful.errors import UserError
+from heedful.errors import UserError, format_names
 
 
 @leave_out("truncate")
@@ -42,6 +42,7 @@ def classify(
         for chunk in chunks:
             if first == 1 and chunk:
                 paired = "\t" in chunk[0]
+                _check_no_labels(chunk, classifier)
             usable = []
             for number, line in enumerate(chunk, first):
                 if reason := _wrong(line, paired):
@@ -80,6 +81,20 @@ def _as_text(result: "pipelines.Classification | None", scores: bool) -> str:
         return result.text
     names = result.labels or tuple(result.values)
     return "\t".join(f"{result.scores[name]:.6f}\t{name}" for name in names)
+
+
+def _check_no_labels(lines: list[str], classifier: "pipelines.Classifier") -> None:
+    """Raise UserError for labeled texts: the labels would be read as second texts of pairs.
+
+    The first line may be a header.
+    """
+    cells = [line.split("\t")[1].split(",") for line in lines if line.count("\t") == 1]
+    found = {cell.strip() for row in cells[1:] or cells for cell in row}
+    if found and found <= set(classifier.labels):
+        raise UserError(
+            f"the second column holds labels of the model ({format_names(sorted(found), most=3)}), "
+            "not texts; give the texts alone, or score them with heedful evaluate"
+        )
 
 
 def _wrong(line: str, paired: bool) -> str | None:
