@@ -312,6 +312,13 @@ def test_labels(tmp_path: Path, name: str, content: str, fields: dict[str, Any])
     assert (rows["text"], rows["label"]) == (["a b", "今 天"], ["1", "0"])
 
 
+def test_labels_of_one_look_are_one_class(tmp_path: Path) -> None:
+    content = "a\tcafe\u0301\nb\tcaf\u00e9\nc\tx\n"
+    rows = read_rows([file_of(tmp_path, "t.tsv", content)], LABELED)
+    assert rows["label"] == ["caf\u00e9", "caf\u00e9", "x"]
+    assert label_ids(rows, ["x", "cafe\u0301"]).tolist() == [1, 1, 0], "names of an older model"
+
+
 def test_columns_in_any_order_several_files_and_some_of_the_rows(tmp_path: Path) -> None:
     tsv = file_of(tmp_path, "t.tsv", "yes\ta\tb\nno\t\tb\nno\ta\t \nno\tc\td e\n")
     jsonl = file_of(tmp_path, "t.jsonl", '{"q": "f", "p": "a", "y": true}\n')

@@ -11,6 +11,7 @@ from decimal import Decimal
 from itertools import chain
 from math import isfinite, nan
 from typing import Literal, TypeAlias
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -51,7 +52,10 @@ def label_text(value: object) -> str | None:
 def checked_labels(
     labels: Sequence[str], file: str, lines: NDArray[np.int64], problem: ProblemType
 ) -> list[str]:
-    """Labels without spaces around them; raises UserError for one that is not of the problem.
+    """Labels without spaces around them, in NFC; raises UserError for one that is not of the
+    problem.
+
+    Texts of one look are one class: some systems and keyboards write an accent as a character.
 
     Args:
         file, lines: where the labels are, for messages.
@@ -63,7 +67,7 @@ def checked_labels(
                     f"{file}, line {line}: the label {str(label)!r} is not a text; name another "
                     "field, or set objective.problem: multi_label for lists, regression for numbers"
                 )
-    stripped = [label.strip() for label in labels]
+    stripped = [normalize("NFC", label.strip()) for label in labels]
     if problem != "multi_label" and "" in stripped:
         line = lines[stripped.index("")]
         raise UserError(f"{file}, line {line}: no label; add it, or drop the line")
@@ -208,7 +212,8 @@ def _ids_of_sets(
     rows: Rows, sets: Iterable[Sequence[str]], names: Sequence[str]
 ) -> list[list[int]]:
     """The indices in `names` of the labels of each row."""
-    index_of = {name: index for index, name in enumerate(names)}
+    index_of = {normalize("NFC", name): index for index, name in enumerate(names)}
+    index_of |= {name: index for index, name in enumerate(names)}
     ids = []
     for index, labels in enumerate(sets):
         for label in labels:
