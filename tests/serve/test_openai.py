@@ -586,10 +586,13 @@ def test_answers_equal_those_alone_under_random_arrival(served: Any, client: Any
         ({"extra_body": {"service_tier": "priority"}}, "service_tier"),
         ({"extra_body": {"metadata": {"a": 5}}}, "metadata"),
         ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format"),
-        ({"extra_body": {"response_format": {"type": "json_schema"}}}, "response_format"),
+        (
+            {"extra_body": {"response_format": {"type": "json_schema"}}},
+            "response_format: the field 'json_schema' is required in it",
+        ),
         (
             {"extra_body": {"response_format": {"type": "json_schema", "json_schema": {}}}},
-            "field required",
+            "response_format: the field 'schema' is required in it",
         ),
         ({"extra_body": json_format({"type": "no"})}, "json_schema"),
         ({"extra_body": json_format({"type": "integer", "minimum": "a"})}, "json_schema"),

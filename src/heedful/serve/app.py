@@ -76,6 +76,8 @@ async def _answer_invalid(request: Request, error: Any) -> Response:
         elif first["type"] == "extra_forbidden":
             message = f"{where[-1][:100]!r} is unknown, or not supported"
         elif name:
+            if first["type"] == "missing" and len(where) > 1:
+                message = f"the field {where[-1]!r} is required in it"
             numbers = [part for part in first["loc"] if isinstance(part, int)]
             item = "".join(f"[{number}]" for number in numbers)
             message = f"{name[:100]}{item}: {message}"
