@@ -143,7 +143,8 @@ def verify(
     sizes: dict[Side, int | None] = {"src": src_vocab_size, "tgt": tgt_vocab_size}
     sizes["ids"] = vocab_size
     numbers = {"length": length, "long_length": long_length}
-    _check_arguments(net, numbers | {SIZES[side]: size for side, size in sizes.items()})
+    flags = {"causal": causal, "left_padding": left_padding, "fresh": fresh, "overfit": overfit}
+    _check_arguments(net, numbers | {SIZES[side]: size for side, size in sizes.items()}, flags)
     openmp.watch()
     devices = {p.device.index or 0 for p in net.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
@@ -178,14 +179,18 @@ def verify(
         return _run_all(probe, on_result)
 
 
-def _check_arguments(net: Any, numbers: dict[str, Any]) -> None:
-    """Raise `UserError` unless `net` is a module and the numbers are at least 2, or None."""
+def _check_arguments(net: Any, numbers: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Raise `UserError` unless `net` is a module, the numbers are at least 2, or None, and the
+    flags are True, False or None."""
     if not isinstance(net, nn.Module):  # callers without a type checker may pass anything
         hint = "; of a model, its net" if hasattr(net, "net") else ""
         raise UserError(f"verify needs a torch.nn.Module, not {describe(net)}{hint}")
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or number < 2):
             raise UserError(f"{name} must be at least 2, not {describe(number)}")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | None):
+            raise UserError(f"{name} must be True or False, not {describe(flag)}")
 
 
 def _checked_distance(max_distance: int, kind: NetKind) -> int:

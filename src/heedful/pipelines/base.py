@@ -211,7 +211,7 @@ class SavedModel:
             UserError: an unknown pooling or prompt; a text that is too long.
         """
         kind = self.metadata.pooling if pooling is None else pooling
-        check_pooling(kind)
+        check_pooling(kind, normalize)
         is_normal = self.metadata.normalize if normalize is None else normalize
         texts = self.with_prompt(texts, prompt, prompt_name)
         rows = self.encode(texts, too_long=too_long, first_number=first_number)

@@ -27,8 +27,10 @@ ST_KEYS: dict[Pooling, str] = {
 }
 
 
-def check_pooling(pooling: str) -> None:
-    """Raise UserError for an unknown pooling."""
+def check_pooling(pooling: str, normalize: object = None) -> None:
+    """Raise UserError for an unknown pooling, and for a `normalize` that is no bool or None."""
+    if not isinstance(normalize, bool | None):
+        raise UserError(f"normalize must be True or False, not {describe(normalize)}")
     if pooling not in POOLINGS:
         raise UserError(f"pooling must be {', '.join(POOLINGS)}, not {pooling!r}")
 
