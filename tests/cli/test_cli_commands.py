@@ -294,6 +294,30 @@ def test_fill(commands, models, opened):
     assert actual["masks"][0][0]["token"] == expected[0][0].token
 
 
+@pytest.mark.parametrize(
+    "line", ["translate two --max-new-tokens 4", "fill mlm", "classify classes", "embed mlm"]
+)
+def test_texts_with_unknown_characters_are_counted(commands, models, tmp_path, line):
+    """A filled text lacked them without a word."""
+    command, model, *options = line.split()
+    options += ["-o", tmp_path / "out.npy"] if command == "embed" else []
+    mask = "<mask>" if command == "fill" else "mat"
+    texts = [f"the cat {mask} sat", f"the \u05d0 {mask} \u05d1 sat", f"a {mask} \u05d0"]
+    result = commands.run(command, models[model], *options, stdin="\n".join(texts).encode())
+    assert "texts with characters that the vocabulary lacks" in result.err
+    assert result.err.partition("the vocabulary lacks")[2].startswith(
+        ", which the model did not read: 2\n"
+    )
+    result = commands.run(command, models[model], *options, stdin=texts[0].encode())
+    assert "vocabulary" not in result.err
+
+
+def test_segments_with_unknown_characters_are_counted(commands, models, tmp_path):
+    (tmp_path / "page.md").write_text("the cat \u05d0\n\na mat\n\nthe \u05d1 mat\n", "utf-8")
+    result = commands.run("translate", models["two"], "-i", tmp_path / "page.md")
+    assert "which the model did not read: 2\n" in result.err
+
+
 def test_classify(commands, models, opened, prompts):
     expected = opened["classes"].classify(PROMPTS)
     plain = commands.run("classify", models["classes"], "-i", prompts)

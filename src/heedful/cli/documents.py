@@ -10,7 +10,7 @@ import typer
 
 from heedful.cli.guard import error_text, one_line, print_traceback
 from heedful.cli.help import IN_OUT
-from heedful.cli.lines import InputOutput, bars_on_stderr, show_bytes
+from heedful.cli.lines import InputOutput, bars_on_stderr, report_unknown, show_bytes
 from heedful.cli.review import ReviewTable
 from heedful.cli.shared import note
 from heedful.errors import UserError, format_names
@@ -150,6 +150,7 @@ def translate_documents(
         if review:
             review.write()
         raise
+    report_unknown(translator)
     if review is not None:
         review.write()
 

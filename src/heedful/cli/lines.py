@@ -151,7 +151,8 @@ def note_unused(
 
 
 def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
-    """Report on stderr how many texts were truncated, have no output, or miss a constraint.
+    """Report on stderr how many texts were truncated, have unknown characters or no output, or miss
+    a constraint.
 
     Called before the output is complete, so that no file is left without an output.
 
@@ -164,6 +165,7 @@ def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
     """
     if model.num_truncated:
         typer.echo(f"truncated {what}: {model.num_truncated:,}", err=True)
+    report_unknown(model)
     if model.num_left_out:
         typer.echo(f"{what} left out, whose outputs are blank: {model.num_left_out:,}", err=True)
     for failure, text in _FAILURES.items():
@@ -171,6 +173,13 @@ def report_counts(model: "pipelines.SavedModel", what: str, total: int) -> None:
             typer.echo(f"{text}: {count:,}", err=True)
     if total and model.num_left_out >= total:
         raise UserError(f"no {what.removesuffix('s')} can be used; the reasons are above")
+
+
+def report_unknown(model: "pipelines.SavedModel") -> None:
+    """Report on stderr how many texts, or parts of them, have characters that are not read."""
+    if model.num_unknown:
+        problem = "texts with characters that the vocabulary lacks, which the model did not read"
+        typer.echo(f"{problem}: {model.num_unknown:,}", err=True)
 
 
 def input_chunks(path: Path | None) -> Iterator[list[str]]:

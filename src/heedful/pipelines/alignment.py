@@ -62,9 +62,9 @@ def read_sources(
         text if output.masked is None else output.masked.text
         for text, output in zip(texts, outputs, strict=True)
     ]
-    counts = model.num_truncated, model.num_left_out
+    counts = model.num_truncated, model.num_left_out, model.num_unknown
     rows = model.prompt_ids(read, replace(options, keep=False))
-    model.num_truncated, model.num_left_out = counts
+    model.num_truncated, model.num_left_out, model.num_unknown = counts
     return rows
 
 

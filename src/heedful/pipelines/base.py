@@ -56,6 +56,7 @@ class SavedModel:
         adapter: of the net, while it is not merged; `load` merges it.
         num_truncated: texts cut to the net's length so far (`too_long="truncate"`).
         num_left_out: texts without output so far (`too_long="leave_out"`).
+        num_unknown: texts so far with characters that the vocabulary lacks.
         failures: outputs so far that do not meet their constraints, by `Failure`.
     """
 
@@ -86,8 +87,7 @@ class SavedModel:
         self.settings = Settings()
         self.backend_is_named = False
         self.adapter: LoRA | None = None
-        self.num_truncated = 0
-        self.num_left_out = 0
+        self.num_truncated = self.num_left_out = self.num_unknown = 0
         self.failures: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -107,8 +107,7 @@ class SavedModel:
 
     def __dir__(self) -> list[str]:
         """The public names, which an editor or `dir` lists."""
-        names = super().__dir__()
-        return [name for name in names if not name.startswith("_") and name not in INTERNAL]
+        return [name for name in super().__dir__() if name[0] != "_" and name not in INTERNAL]
 
     @property
     def net(self) -> Any:
@@ -290,7 +289,7 @@ class SavedModel:
         tokenizer: Tokenizer | None = None,
         cut_start: bool = False,
     ) -> None:
-        """Check the lengths of rows; cut or empty those that are too long, in place.
+        """Check rows: cut or empty those that are too long, in place; count those with `<unk>`.
 
         A special token at the end of a cut row is kept, or those of the template at its start.
 
@@ -306,6 +305,7 @@ class SavedModel:
         if too_long not in get_args(TooLong):
             raise UserError(f"too_long must be {', '.join(get_args(TooLong))}, not {too_long!r}")
         longest, tokenizer = longest or self.config.max_length, tokenizer or self._src_tokenizer
+        self.num_unknown += sum(getattr(tokenizer, "unk_id", -1) in ids for ids in rows)
         for ids, number in zip(rows, numbers or count(1), strict=False):
             if len(ids) <= longest:
                 continue

@@ -59,7 +59,8 @@ def ensemble(
     joint.net, joint._open_net = None, _no_net
     joint.has_net = False
     joint.backend = backend
-    joint.num_truncated, joint.num_left_out, joint.failures = 0, 0, {}
+    joint.num_truncated = joint.num_left_out = joint.num_unknown = 0
+    joint.failures = {}
     longest = min(model.config.max_length for model in models)
     joint.config = replace(first.config, max_length=longest)
     return joint
