@@ -84,3 +84,42 @@ def test_a_pass_takes_no_more_threads_than_others_leave_free(
     policy = threads.ThreadPolicy(settings, lambda: BASE)
     with run_with(4), policy.for_tokens(64):
         assert torch.get_num_threads() == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(), [1, 3, 4]),
+        (Settings(3, may_reduce=True), [1, 3, 3]),
+        (Settings(3), [3, 3, 3]),
+    ],
+)
+def test_the_threads_of_a_search_follow_the_free_cores(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, expected: list[int]
+) -> None:
+    """A search that began right after another program's work had one thread to its end."""
+    free = [1]
+    monkeypatch.setattr(threads, "limited", lambda count: min(count, *free))
+    policy, actual = threads.ThreadPolicy(settings, lambda: BASE), []
+    with run_with(4):
+        with policy.for_tokens(64):
+            for free[0] in (1, 3, 9):
+                threads.adapt()
+                actual.append(torch.get_num_threads())
+            with run_with(2):  # a pass of a number of its own inside
+                threads.adapt()
+                assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 4
+        threads.adapt()
+        assert torch.get_num_threads() == 4
+    assert actual == expected
+
+
+def test_each_step_of_a_search_adapts_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(threads, "limited", lambda count: asked.append(count) or count)
+    model = model_of("gpt2")
+    for options in ({}, {"beam_size": 2}):
+        asked.clear()
+        model.generate(TEXTS[0], max_new_tokens=7, min_new_tokens=7, **options)
+        assert len(asked) >= 7

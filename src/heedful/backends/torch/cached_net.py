@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from heedful.backends.torch.captured import FixedStep, Recorder, recorder_for
+from heedful.backends.torch.threads import adapt
 from heedful.errors import UserError
 from heedful.parts.cache import Cache, capacity_for
 from heedful.parts.heads import OutputHead
@@ -205,6 +206,7 @@ class DecodingState:
             self.cache = self.net.start(num_texts, capacity=self.cache.capacity, branches=beams)
             self._filled, self._left_padding, self._step = 0, None, None
         begins = self._filled == 0
+        adapt()
         tokens = self.tokens(new)
         if self.record is None or begins:
             states: Tensor = self.net.decode(tokens, self.cache)

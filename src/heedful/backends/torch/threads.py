@@ -6,6 +6,7 @@ than one thread is used only where a step is long (docs/log.md has the figures),
 other programs leave cores free.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -17,6 +18,15 @@ from heedful.openmp import limited
 
 LONG = 2**27  # multiplications of a step that is long
 READ = 8  # multiplications that take as long as reading their weight from memory
+
+
+class _Pass(threading.local):
+    """The pass of a thread of Python: the number of threads that it reduces; None: it does not."""
+
+    reducible: int | None = None
+
+
+_pass = _Pass()
 
 
 class ThreadPolicy:
@@ -37,10 +47,11 @@ class ThreadPolicy:
         """A context manager for a pass over `count` tokens."""
         threads = self._settings.threads
         if threads is not None:
-            return run_with(limited(threads) if self._settings.may_reduce else threads)
+            return run_with(threads, may_reduce=self._settings.may_reduce)
         if self._weights is None:
             self._weights = self._num_weights()
-        return run_with(limited(threads_for(self._weights, count, torch.get_num_threads())))
+        threads = threads_for(self._weights, count, torch.get_num_threads())
+        return run_with(threads, may_reduce=True)
 
 
 def threads_for(weights: int, rows: int, available: int) -> int:
@@ -58,13 +69,28 @@ def weights_of_step(net: Any) -> int:
 
 
 @contextmanager
-def run_with(count: int) -> Iterator[None]:
-    """Run torch with `count` threads, then restore the former number."""
-    before = torch.get_num_threads()
-    if count != before:
-        torch.set_num_threads(count)
+def run_with(count: int, *, may_reduce: bool = False) -> Iterator[None]:
+    """Run torch with `count` threads, then restore the former number.
+
+    Args:
+        may_reduce: with fewer beside other programs, as many as are free at each call of `adapt`.
+    """
+    before, outer = torch.get_num_threads(), _pass.reducible
+    _pass.reducible = count if may_reduce else None
+    _set_threads(limited(count) if may_reduce else count)
     try:
         yield
     finally:
-        if count != before:
-            torch.set_num_threads(before)
+        _pass.reducible = outer
+        _set_threads(before)
+
+
+def adapt() -> None:
+    """Between steps of a pass that may reduce its threads: take as many as are free by now."""
+    if _pass.reducible is not None:
+        _set_threads(limited(_pass.reducible))
+
+
+def _set_threads(count: int) -> None:
+    if count != torch.get_num_threads():
+        torch.set_num_threads(count)
