@@ -12,7 +12,8 @@ _TEXT = (
 _ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp bf16\nCPU part\t: 0xd40\n"
 
 
-def _has(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def _use(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let this be the text of /proc/cpuinfo."""
     monkeypatch.setattr(Path, "read_text", lambda path, encoding: text)
 
 
@@ -29,13 +30,13 @@ def _has(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_bf16_is_fast_with_amx_and_with_avx512_of_amd(
     monkeypatch: pytest.MonkeyPatch, vendor: str, flags: str, is_fast: bool
 ) -> None:
-    _has(monkeypatch, _TEXT.format(vendor=vendor, flags=flags))
+    _use(monkeypatch, _TEXT.format(vendor=vendor, flags=flags))
     assert hardware.has_fast_bf16_products() == is_fast
     assert hardware.cpu_flags() == {"fpu", *flags.split()}
 
 
 def test_features_of_arm_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    _has(monkeypatch, _ARM)
+    _use(monkeypatch, _ARM)
     assert hardware.cpu_flags() == {"fp", "asimd", "asimddp", "bf16"}
     assert not hardware.has_fast_bf16_products()
 

@@ -34,7 +34,7 @@ def chat_of_record(record: Mapping[str, Any], where: str, fields: ChatFields) ->
     """The conversation of a row of data as JSON; empty for one with an empty message, or whose
     answers all have the weight 0.
 
-    Messages behind the last answer with a weight are left out.
+    Messages behind the last answer with a loss are left out.
 
     Args:
         where: the file and line, for errors.
@@ -89,10 +89,10 @@ def has_loss(message: Message) -> bool:
 
 def written_message(message: Message, where: str) -> dict[str, Any]:
     """A message as chat templates expect it: without None, with a text as content, and with the
-    arguments of its calls of tools as mappings, which are the text of JSON in OpenAI's API.
+    arguments of its tool calls as mappings, which OpenAI's API has as JSON text.
 
     Raises:
-        UserError: arguments that are the text of something else.
+        UserError: arguments that are neither a mapping nor the JSON text of one.
     """
     known = {key: value for key, value in message.items() if value is not None}
     if calls := known.get("tool_calls"):

@@ -115,7 +115,7 @@ def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _problem(error: csv.Error) -> str:
-    """What is wrong with a row, and what to do."""
+    """The reason why a row cannot be read, and the remedy."""
     if "field limit" in str(error):
         return (
             f"a text of more than {csv.field_size_limit():,} characters; end each quote, or write"
@@ -133,7 +133,7 @@ def _delimiter(line: str) -> str:
     outside = "".join(line.split('"')[::2])
 
     def counts(mark: str) -> tuple[int, int]:
-        """How often it is there, without those before a blank, which may be commas of a text."""
+        """Numbers of occurrences: those not before a blank, as commas of a text are, then all."""
         number = outside.count(mark)
         return number - outside.count(f"{mark} "), number
 

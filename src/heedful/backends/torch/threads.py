@@ -21,7 +21,8 @@ READ = 8  # multiplications that take as long as reading their weight from memor
 
 
 class _Pass(threading.local):
-    """The pass of a thread of Python: the number of threads that it reduces; None: it does not."""
+    """Of the present pass in each Python thread: the most torch threads that it takes, of which
+    other programs leave some; None: it takes a fixed number, or there is no pass."""
 
     reducible: int | None = None
 
@@ -73,7 +74,7 @@ def run_with(count: int, *, may_reduce: bool = False) -> Iterator[None]:
     """Run torch with `count` threads, then restore the former number.
 
     Args:
-        may_reduce: with fewer beside other programs, as many as are free at each call of `adapt`.
+        may_reduce: take fewer beside other programs; `adapt` then takes as many as are free.
     """
     before, outer = torch.get_num_threads(), _pass.reducible
     _pass.reducible = count if may_reduce else None
