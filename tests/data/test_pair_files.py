@@ -7,7 +7,7 @@ from typing import Any
 import polib
 import pytest
 
-from document_samples import PO, SRT, TMX, XLIFF, XLIFF2
+from document_samples import PO, SRT, TMX, XLIFF, XLIFF2, as_text, translated
 from heedful.config import Recipe
 from heedful.data.row_files import open_rows
 from heedful.data.rows import Rows, collect
@@ -152,6 +152,91 @@ def test_xliff_leaves_out_what_is_not_translated(tmp_path: Path) -> None:
     swapped = rows_of(tmp_path, "a.xlf", XLIFF, languages={"src": "de", "tgt": "en"})
     assert pairs_of(swapped) == [("Drei", "Three")]
     assert pairs_of(rows_of(tmp_path, "b.xliff", XLIFF2)) == [("Two", "Zwei")]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("a.tmx", TMX), ("a.xlf", XLIFF), ("b.xliff", XLIFF2)]
+)
+def test_translations_of_heedful_are_no_data_before_a_review(
+    tmp_path: Path, name: str, source: str
+) -> None:
+    """They were, as if a person had made them, and models learned their own errors."""
+    before = pairs_of(rows_of(tmp_path, name, source))
+    content = as_text(translated(name, source, str.upper))
+    rows = rows_of(tmp_path, name, content)
+    assert pairs_of(rows) == before
+    num_new = sum(text in content for text in ("HELLO", "HI ", "CLICK", "ALL BOLD", "FOUR<"))
+    assert rows.report.left_out["machine translations"] == num_new > 0
+    assert f"{num_new} left out as machine translations" in rows.report.summary()
+    reviewed = {
+        "a.tmx": ('<tuv xml:lang="de"><', '<tuv xml:lang="de" changeid="ann"><'),
+        "a.xlf": ('state="needs-review-translation"', 'state="translated"'),
+        "b.xliff": ('state="translated"', 'state="reviewed"'),
+    }[name]
+    assert reviewed[0] in content
+    rows = rows_of(tmp_path, name, content.replace(*reviewed))
+    assert len(rows) == len(before) + num_new
+    assert "machine translations" not in rows.report.left_out
+
+
+@pytest.mark.parametrize(
+    ("unit", "target", "definition", "is_data"),
+    [
+        ("", "", "", True),
+        ("", 'state-qualifier="leveraged-mt"', "", False),
+        ("", 'state="needs-review-l10n" state-qualifier="mt-suggestion"', "", False),
+        ("", 'state="needs-review-translation" state-qualifier="exact-match"', "", True),
+        ("", 'state="final" state-qualifier="leveraged-mt"', "", True),
+        ('approved="yes"', 'state-qualifier="leveraged-mt"', "", True),
+        ('m:trans-origin="mt" m:confirmed="0"', "", "", False),
+        ('m:trans-origin="mt"', "", "", False),
+        ('m:trans-origin="mt" m:confirmed="1"', "", "", True),
+        ('m:trans-origin="tm" m:confirmed="0"', "", "", True),
+        ("", "", 'conf="Draft" origin="mt"', False),
+        ("", "", 'origin="nmt"', False),
+        ("", "", 'conf="Translated" origin="mt"', True),
+        ("", "", 'conf="ApprovedSignOff" origin="amt"', True),
+        ("", "", 'conf="Draft" origin="interactive"', True),
+        ("", "", 'conf="Draft"', True),
+    ],
+)
+def test_machine_translations_of_other_tools_are_no_data(
+    tmp_path: Path, unit: str, target: str, definition: str, is_data: bool
+) -> None:
+    mark = '<mrk mtype="seg" mid="1">{}</mrk>'
+    segments = f"<sdl:seg-defs><sdl:seg id='1' {definition}/></sdl:seg-defs>" if definition else ""
+    content = f"""<xliff version="1.2" xmlns:m="memsource" xmlns:sdl="sdl">
+<file source-language="en" target-language="de"><body><trans-unit id="1" {unit}>
+<source>One</source><seg-source>{mark.format("One")}</seg-source>
+<target {target}>{mark.format("Eins")}</target>{segments}</trans-unit>
+<trans-unit id="2"><source>Two</source><target>Zwei</target></trans-unit></body></file></xliff>"""
+    for languages in (LANGUAGES, {"src": "de", "tgt": "en"}):
+        rows = rows_of(tmp_path, "a.xlf", content, languages=languages)
+        assert len(rows) == 1 + is_data
+        assert rows.report.left_out == ({} if is_data else {"machine translations": 1})
+
+
+@pytest.mark.parametrize(
+    ("unit", "target", "is_data"),
+    [
+        ('creationid="MT!"', "", False),
+        ("", 'creationid="MT!"', False),
+        ('creationid="MT!" changeid="ann"', "", True),
+        ('creationid="MT!"', 'changeid="ann"', True),
+        ('creationid="ann" changeid="MT!"', "", False),
+        ('creationid="ann"', "", True),
+    ],
+)
+def test_units_of_a_machine_in_memories(
+    tmp_path: Path, unit: str, target: str, is_data: bool
+) -> None:
+    content = f"""<tmx version="1.4"><header srclang="en"/><body>
+<tu {unit}><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de" {target}><seg>b</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>c</seg></tuv><tuv xml:lang="de"><seg>d</seg></tuv></tu>
+</body></tmx>"""
+    rows = rows_of(tmp_path, "a.tmx", content)
+    assert pairs_of(rows) == [("a", "b"), ("c", "d")][not is_data :]
+    assert rows.report.left_out == ({} if is_data else {"machine translations": 1})
 
 
 def test_xliff_of_several_languages_has_the_pairs_of_its_languages(tmp_path: Path) -> None:

@@ -338,6 +338,8 @@ def _memory(path: Path, source: str | None, target: str | None) -> dict[str, str
         rows = collect(open_rows([path], {"src": None, "tgt": None}, languages=languages))
     except ColumnOrderError as error:
         raise UserError(f"--memory: {error.problem}; exchange the columns") from None
+    if len(rows) < rows.report.num_lines:
+        note(f"--memory {path}: {rows.report.summary()}")
     return memory_of(zip(rows["src"], rows["tgt"], strict=True))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from heedful import extras
+from heedful.data import tmx_units, xliff_units
 from heedful.data.cues import STYLE, Cue, aligned_by_time, read_cues
 from heedful.data.inline import tagged
 from heedful.data.language_tags import is_same_language
@@ -20,9 +21,7 @@ from heedful.data.po_entries import (
     read_entries,
 )
 from heedful.data.text_files import read_bytes, without_compression
-from heedful.data.tmx_units import variant
 from heedful.data.unit_blocks import FileRow
-from heedful.data.xliff_units import is_unfinished, segment_pairs
 from heedful.data.xml_inline import pieces_of
 from heedful.data.xml_nodes import Node, NodeReader
 from heedful.errors import UserError, format_names
@@ -30,6 +29,7 @@ from heedful.files import is_charset, line_of_byte
 
 Languages: TypeAlias = tuple[str | None, str | None]  # of sources and targets
 PAIR_FORMATS = ("tmx", "xliff", "po", "mo")
+BY_MACHINE = "machine translations"  # that no person has confirmed: why they are no rows
 LARGEST_CATALOGUE = 1 << 28  # bytes; catalogues and subtitles are read whole
 
 
@@ -77,13 +77,16 @@ def _tmx(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
         if src is None or tgt is None:
             src, tgt = _tmx_languages(path, node, src, tgt, header)
         found.update([tuv.language or "?" for tuv in node.children if tuv.name == "tuv"])
-        sides = [variant(node, src), variant(node, tgt)]
-        is_pair = None not in sides and sides[0] is not sides[1]
-        segments = [side.child("seg") if side is not None else None for side in sides]
-        if not is_pair or None in segments:
+        found_sides = (tmx_units.variant(node, language) for language in (src, tgt))
+        sides = [side for side in found_sides if side is not None]
+        segments = [side.child("seg") for side in sides]
+        if len(sides) < 2 or sides[0] is sides[1] or None in segments:
             yield FileRow(node.line, (), f"without {src} and {tgt}", parts.take_bytes())
             continue
         num_pairs += 1
+        if tmx_units.is_by_machine(node, sides):
+            yield FileRow(node.line, (), BY_MACHINE, parts.take_bytes())
+            continue
         texts = _texts(*(segment for segment in segments if segment is not None))
         yield FileRow(node.line, texts, "", parts.take_bytes())
     root = reader.root.name if reader.root else ""
@@ -132,12 +135,15 @@ def _xliff(path: Path, src: str | None, tgt: str | None) -> Iterator[FileRow]:
         if source is None or target is None or not target.text.strip():
             yield FileRow(node.line, (), "without a translation", num_bytes)
             continue
-        pairs = [] if is_unfinished(node, target) else segment_pairs(node, source, target)
+        is_unfinished = xliff_units.is_unfinished(node, target)
+        pairs = [] if is_unfinished else xliff_units.segment_pairs(node, source, target)
         if not pairs:
             yield FileRow(node.line, (), "unfinished", num_bytes)
         for segment, translation in pairs:
             if translation is None or not translation.text.strip():
                 yield FileRow(node.line, (), "without a translation", num_bytes)
+            elif xliff_units.is_by_machine(node, target, segment):
+                yield FileRow(node.line, (), BY_MACHINE, num_bytes)
             else:
                 texts = _texts(segment, translation)
                 yield FileRow(node.line, texts[::-1] if is_swapped[own] else texts, "", num_bytes)

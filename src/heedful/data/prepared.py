@@ -33,7 +33,7 @@ from heedful.files import (
     write_json,
 )
 
-FORMAT = 10  # raise it when the stored files change, or the way they are made from the same text
+FORMAT = 11  # raise it when the stored files change, or the way they are made from the same text
 MANIFEST = "prepared.json"  # the key and origin of a folder, and digests of its other files
 
 _SECTION_BYTES = 1 << 26  # of a file, which one thread reads; digests depend on it

@@ -8,6 +8,9 @@ from heedful.data.xml_inline import is_segment
 from heedful.data.xml_nodes import Node
 
 _UNFINISHED = {"new", "needs-translation", "initial"}
+_CONFIRMED = {"translated", "signed-off", "final"}  # states of `target` in XLIFF 1.2
+_CONFIRMED_2 = {"reviewed", "final"}  # of `segment` in XLIFF 2
+_CONFIRMED_IN_TRADOS = {"Translated", "ApprovedTranslation", "ApprovedSignOff"}
 
 
 def segments_of(node: Node | None) -> list[Node]:
@@ -75,6 +78,30 @@ def is_unfinished(holder: Node, target: Node) -> bool:
         holder: the `trans-unit`, or of XLIFF 2 the `segment`.
     """
     return _state(holder, target) in _UNFINISHED and not _is_approved(holder)
+
+
+def is_by_machine(holder: Node, target: Node, segment: Node) -> bool:
+    """A translation is a machine's, and no person has confirmed it.
+
+    Trados keeps the origin in the definition of the segment, Phrase in the unit. In XLIFF 2, which
+    has no attribute for it, only heedful's translations are known.
+
+    Args:
+        holder: the `trans-unit`, or of XLIFF 2 the `segment`.
+        segment: the source, or its mark in `seg-source`.
+    """
+    state = _state(holder, target)
+    if holder.name == "segment":
+        return holder.attributes.get("subState") == "heedful:model" and state not in _CONFIRMED_2
+    definition = segment_definitions(holder).get(segment.attributes.get("mid", ""))
+    if definition is not None and "origin" in definition.attributes:
+        is_machine = definition.attributes["origin"] in ("mt", "nmt", "amt")
+        return is_machine and definition.attributes.get("conf") not in _CONFIRMED_IN_TRADOS
+    of_phrase = {name.rpartition(":")[2]: value for name, value in holder.attributes.items()}
+    if of_phrase.get("trans-origin") == "mt":
+        return of_phrase.get("confirmed") in (None, "0", "false")
+    is_machine = target.attributes.get("state-qualifier") in ("leveraged-mt", "mt-suggestion")
+    return is_machine and state not in _CONFIRMED and not _is_approved(holder)
 
 
 def is_partial(holder: Node, target: Node) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
 from heedful.data.language_tags import standard_tag
-from heedful.data.tmx_units import variant
+from heedful.data.tmx_units import MACHINE, ORIGIN, is_origin, variant
 from heedful.data.xml_nodes import Node
 from heedful.documents.segments import Document, Segment
 from heedful.documents.xml_source import XmlSource, segment_codes, xml_of, xml_text
@@ -90,7 +90,8 @@ class TmxDocument(Document):
             else:
                 content = f"{unit.before}{xml_of(codes.restored(result.text))}{unit.after}"
             notes = "".join(f"<note>{xml_text(line)}</note>" for line in result.notes)
-            marks = '<prop type="x-origin">machine</prop>' if result.origin == "model" else ""
+            origin = f'<prop type="{ORIGIN}">{MACHINE}</prop>'
+            marks = origin if result.origin == "model" else ""
             self._write(unit, f"{notes}{marks}", content)
         return self._xml.to_bytes()
 
@@ -113,5 +114,4 @@ class TmxDocument(Document):
 
 def _is_mark(node: Node) -> bool:
     """An element about the translation that is replaced: its origin, reasons for a review."""
-    is_origin = node.name == "prop" and node.attributes.get("type") == "x-origin"
-    return is_origin or (node.name == "note" and node.text.startswith(_NOTES))
+    return is_origin(node) or (node.name == "note" and node.text.startswith(_NOTES))
