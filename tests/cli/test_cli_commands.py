@@ -314,8 +314,26 @@ def test_texts_with_unknown_characters_are_counted(commands, models, tmp_path, l
 
 def test_segments_with_unknown_characters_are_counted(commands, models, tmp_path):
     (tmp_path / "page.md").write_text("the cat \u05d0\n\na mat\n\nthe \u05d1 mat\n", "utf-8")
-    result = commands.run("translate", models["two"], "-i", tmp_path / "page.md")
+    review = tmp_path / "review.tsv"
+    result = commands.run(
+        "translate", models["two"], "-i", tmp_path / "page.md", "--review", review
+    )
     assert "which the model did not read: 2\n" in result.err
+    table = review.read_text("utf-8")
+    assert table.count("lacks it: \u05d0") == table.count("lacks it: \u05d1") == 1
+    assert table.count("vocabulary") == 2
+
+
+def test_unknown_characters_are_a_reason_for_a_review(opened):
+    model = opened["two"]
+    texts = ["the cat sat", "the \u05d0 mat \u05d1 a \u05d0", " "]
+    outputs = model.translate(texts, num_return=2, return_details=True)
+    first, second, blank = [[output.reasons for output in found] for found in outputs]
+    assert first == [(), ()]
+    assert second == [("not read, as the model's vocabulary lacks it: \u05d0, \u05d1",)] * 2
+    assert not any(blank)
+    ids = model.src_tokenizer.encode_target(model.src_tokenizer.encode(texts[1]))
+    assert model.translate([ids], return_details=True)[0][0].reasons == ()
 
 
 def test_classify(commands, models, opened, prompts):

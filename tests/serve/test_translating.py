@@ -257,10 +257,15 @@ def test_a_sentence_that_is_too_long_is_translated_in_clauses(served: Any) -> No
 def test_reasons_to_review_a_translation(served: Any) -> None:
     body = {"q": ["the cat 52. A dog!", "", "a dog"], "source": "de", "target": "en"}
     _, answer = call(served, "/translate", body)
-    assert answer["reasons"] == [["missing: 52"], [], []]
-    assert answer["reasonCodes"] == [[{"code": "missing", "values": {"pieces": "52"}}], [], []]
+    lacks = "not read, as the model's vocabulary lacks it: "
+    expected = [f"{lacks}5, 2, .", "missing: 52", f"{lacks}A, !"]
+    assert answer["reasons"] == [expected, [], []]
+    codes = [("unknown", "5, 2, ."), ("missing", "52"), ("unknown", "A, !")]
+    expected = [{"code": code, "values": {"pieces": pieces}} for code, pieces in codes]
+    assert answer["reasonCodes"] == [expected, [], []]
     html = {**body, "q": "<p id=52>the cat &eacute;</p>", "format": "html"}
-    assert call(served, "/translate", html)[1]["reasons"] == [], "tags are not of the text"
+    reasons = call(served, "/translate", html)[1]["reasons"]
+    assert reasons == [f"{lacks}é"], "tags are not of the text"
 
 
 def test_a_list_is_one_batch(served: Any) -> None:

@@ -17,6 +17,7 @@ TEXTS: Mapping[str, str] = {
     "term_left_out": "the term {term} is not required: the model cannot write {translations}",
     "blank": "it has no translation",
     "parts_blank": "parts without a translation: {count}",
+    "unknown": "not read, as the model's vocabulary lacks it: {pieces}",
     "words_too_long": "words that are too long for the model: {count}",
     "cut": "cut off by the length limit",
     "language": "language: the text is in {found}, not in {expected}",

@@ -180,25 +180,29 @@ class Translator(Generator):
         at_once: bool = False,
     ) -> list[Any]:
         """Outputs for each source, or its masks, with its pieces (`Options.keep`) and terms
-        (`Options.glossary`); those of lists of ids are unchanged.
+        (`Options.glossary`), and a reason for what is not read; those of lists of ids are
+        unchanged.
 
         Args:
             sources: texts, or what `sources` has made of them.
             at_once: without a further search: those that need one are None.
         """
         if not self._keeps(options) and options.glossary is None:
-            return outputs
+            pairs = zip(sources, outputs, strict=True)
+            return [self._with_unknown(source, found) for source, found in pairs]
         from heedful.pipelines.keeping import Source, kept_generations
 
         read = enumerate(self.sources(sources, options))
         of_texts = {index: source for index, source in read if isinstance(source, Source)}
         own = [outputs[index] for index in of_texts]
         kept = kept_generations(self, [*of_texts.values()], own, options, at_once=at_once)
-        of_index = {
-            index: found and self._with_left_out(of_texts[index].text, found, options.glossary)
-            for index, found in zip(of_texts, kept, strict=True)
-        }
-        return [of_index.get(index, found) for index, found in enumerate(outputs)]
+        restored: list[Any] = [*outputs]
+        for (index, source), found in zip(of_texts.items(), kept, strict=True):
+            if found:
+                found = self._with_left_out(source.text, found, options.glossary)
+                found = self._with_unknown(source.masked.text, found)
+            restored[index] = found
+        return restored
 
     def _with_left_out(
         self, source: str, outputs: list[Generation], glossary: Glossary | None
@@ -215,6 +219,18 @@ class Translator(Generator):
             for term in glossary.find_left_out(source, patterns)
         ]
         return [replace(output, reasons=(*output.reasons, *reasons)) for output in outputs]
+
+    def _with_unknown(self, source: Any, outputs: list[Generation]) -> list[Generation]:
+        """Outputs with a reason that names what the vocabulary lacks of a text."""
+        tokenizer = self._src_tokenizer
+        if tokenizer is None or not isinstance(source, str) or is_blank(source):
+            return outputs
+        tokens = zip(*tokenizer.encode_spans(source), strict=True)
+        pieces = [source[start:end] for i, (start, end) in tokens if i == tokenizer.unk_id]
+        if not pieces:
+            return outputs
+        reason = Reason("unknown", {"pieces": ", ".join(dict.fromkeys(pieces))})
+        return [replace(output, reasons=(*output.reasons, reason)) for output in outputs]
 
     def _keeps(self, options: Options) -> bool:
         """True if pieces are masked; raises UserError for a wish that the model cannot meet."""
