@@ -24,16 +24,16 @@ def has_fast_bf16_products() -> bool:
     # The supported versions of torch have no public function for the CPU's instruction sets.
     flags = cpu_flags()
     return "amx_bf16" in flags or (
-        "avx512_bf16" in flags and "AuthenticAMD" in _cpu_information("vendor_id")
+        "avx512_bf16" in flags and "AuthenticAMD" in cpu_information("vendor_id")
     )
 
 
 def cpu_flags() -> frozenset[str]:
     """The processor's features as Linux names them; empty on other systems."""
-    return frozenset(_cpu_information("flags", "features"))
+    return frozenset(cpu_information("flags", "features"))
 
 
-def _cpu_information(*names: str) -> list[str]:
+def cpu_information(*names: str) -> list[str]:
     """Words of the first line of /proc/cpuinfo with one of these names; none on other systems."""
     try:
         information = Path("/proc/cpuinfo").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from heedful.hardware import cpu_flags, cpu_information
 from heedful.kernels.build import (
     HEADERS,
     NO_COMPILER,
@@ -172,10 +173,6 @@ def _key() -> str:
     digest = hashlib.blake2b(torch.__version__.encode(), digest_size=10)
     for file in (*_SOURCES, *sorted(HEADERS.glob("*.h")), HEADERS / "build.py"):
         digest.update(file.read_bytes())
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        lines = information.read_text("utf-8", "replace").splitlines()
-        digest.update(next((line for line in lines if line.startswith("flags")), "").encode())
-        digest.update(next((line for line in lines if line.startswith("model name")), "").encode())
-    digest.update(os.uname().machine.encode())
+    processor = [*sorted(cpu_flags()), *cpu_information("model name"), os.uname().machine]
+    digest.update(" ".join(processor).encode())
     return digest.hexdigest()
