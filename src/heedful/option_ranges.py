@@ -19,7 +19,11 @@ class Range(NamedTuple):
 
     def check(self, name: str, value: float) -> None:
         """Raise UserError for a number outside."""
-        if not self.contains(value):
+        try:
+            is_allowed = self.contains(float(value))
+        except OverflowError:  # of an integer
+            is_allowed = False
+        if not is_allowed:
             hint = "; temperature 0 of generate is greedy decoding"
             raise UserError(
                 f"{name} must be {self.description}, not {value}"

@@ -184,7 +184,7 @@ NAMED: dict[str, Any] = {"text": "a", "label": "b"}
         ),
         ("t.jsonl", b'{"text": "a", "label": ["b"]}', LABELED, "line 1: the label 'b' is not a"),
         ("t.jsonl", b'{"text": "a", "label": ["b,c"]}', LABELED, "line 1: 'label' is not a text"),
-        ("t.jsonl", b'{"text": "a", "label": null}', LABELED, "line 1: 'label' is not a text"),
+        ("t.jsonl", b'{"text": "a", "label": null}', LABELED, "'label' is null; write a text"),
         ("t.jsonl", b'{"text": "a", "label": ""}', LABELED, "line 1: no label"),
         ("t.jsonl", b'{"text": "a"}', {"text": 0}, "name them instead of numbers"),
     ],

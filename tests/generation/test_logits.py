@@ -422,6 +422,8 @@ def test_rows_are_independent_and_the_input_is_unchanged(
         (lambda: Typical(math.nan), "typical_p"),
         (lambda: RepetitionPenalty(0.0), "repetition_penalty"),
         (lambda: RepetitionPenalty(INF), "repetition_penalty"),
+        (lambda: RepetitionPenalty(10**400), "repetition_penalty"),
+        (lambda: PresencePenalty(-(10**400)), "presence_penalty must be a finite number"),
         (lambda: PresencePenalty(math.nan), "presence_penalty"),
         (lambda: FrequencyPenalty(INF), "frequency_penalty"),
         (lambda: NoRepeatNgram(0), "no_repeat_ngram_size"),

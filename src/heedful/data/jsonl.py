@@ -71,6 +71,8 @@ def _text(entry: dict[str, object], key: str, location: str, is_label: bool) -> 
         raise UserError(
             f"{location}: no key {key!r} (found: {keys}); set the field to the right key"
         )
+    if entry[key] is None:
+        raise UserError(f"{location}: {key!r} is null; write a text, or drop the line")
     text = label_text(entry[key]) if is_label else entry[key]
     if not isinstance(text, str):
         raise UserError(f"{location}: {key!r} is not a text; write it as a JSON string")
