@@ -15,13 +15,15 @@ namespace {
 constexpr int64_t kOutputs = 64;  // of a tile
 constexpr int64_t kBlock = 8 * kRows;   // rows that pass through a layer together
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-using Byte = int16_t;  // AVX2 multiplies bytes only to sums that may overflow
+using Byte = int8_t;
+constexpr int kZero = 0;
 #else
 using Byte = uint8_t;
+constexpr int kZero = 128;  // the byte of 0
 #endif
 
-// Sums (M, kOutputs) of rows of x (M, K), whole numbers from 0 to 255, and weights with four inputs
-// of an output side by side: (K / 4, kOutputs, 4).
+// Sums (M, kOutputs) of rows of x (M, K), bytes from kZero - 127 to kZero + 127, and weights with
+// four inputs of an output side by side: (K / 4, kOutputs, 4).
 template <int M>
 void tile(const int8_t* weight, const Byte* x, int64_t width, int32_t* sums) {
 #if defined(__AVX512VNNI__)
@@ -42,33 +44,35 @@ void tile(const int8_t* weight, const Byte* x, int64_t width, int32_t* sums) {
   for (int m = 0; m < M; m++)
     for (int j = 0; j < 4; j++) _mm512_storeu_si512(sums + m * kOutputs + 16 * j, sum[m][j]);
 #elif defined(__AVX2__)
-  constexpr int kSome = M < 3 ? M : 3;  // rows, whose sums of 16 outputs fit in registers
+  constexpr int kSome = M < 2 ? M : 2;  // rows, whose sums of 32 outputs fit in registers
   if constexpr (M > kSome)
     tile<M - kSome>(weight, x + kSome * width, width, sums + kSome * kOutputs);
-  for (int64_t first = 0; first < kOutputs; first += 16) {
-    const int8_t* w = weight + 4 * first;
-    __m256i sum[kSome][4];  // of four outputs, each in two parts
+  const __m256i one = _mm256_set1_epi16(1);
+  for (int64_t first = 0; first < kOutputs; first += 32) {
+    const int8_t* from = weight + 4 * first;
+    __m256i sum[kSome][4];
     for (int m = 0; m < kSome; m++)
       for (int j = 0; j < 4; j++) sum[m][j] = _mm256_setzero_si256();
-    for (int64_t k = 0; k < width; k += 4, w += 4 * kOutputs) {
-      __m256i same[kSome];
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < width; k += 4, from += 4 * kOutputs) {
+      __m256i w[4];
+      for (int j = 0; j < 4; j++)
+        w[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32 * j));
       for (int m = 0; m < kSome; m++) {
-        int64_t four;
-        std::memcpy(&four, x + m * width + k, 8);
-        same[m] = _mm256_set1_epi64x(four);
-      }
-      for (int j = 0; j < 4; j++) {
-        const auto* from = reinterpret_cast<const __m128i*>(w + 16 * j);
-        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(from));
-        for (int m = 0; m < kSome; m++)
-          sum[m][j] = _mm256_add_epi32(sum[m][j], _mm256_madd_epi16(same[m], wide));
+        int32_t four;
+        std::memcpy(&four, x + m * width + k, 4);
+        const __m256i same = _mm256_set1_epi32(four), size = _mm256_abs_epi8(same);
+        // |x| · w sign(x): products of an unsigned and a signed byte, in pairs of at most 2 · 127².
+        for (int j = 0; j < 4; j++) {
+          const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w[j], same));
+          sum[m][j] = _mm256_add_epi32(sum[m][j], _mm256_madd_epi16(pairs, one));
+        }
       }
     }
     for (int m = 0; m < kSome; m++)
-      for (int j = 0; j < 4; j += 2) {
-        const __m256i pairs = _mm256_hadd_epi32(sum[m][j], sum[m][j + 1]);
-        auto* to = reinterpret_cast<__m256i*>(sums + m * kOutputs + first + 4 * j);
-        _mm256_storeu_si256(to, _mm256_permute4x64_epi64(pairs, 0b11011000));
+      for (int j = 0; j < 4; j++) {
+        auto* to = reinterpret_cast<__m256i*>(sums + m * kOutputs + first + 8 * j);
+        _mm256_storeu_si256(to, sum[m][j]);
       }
   }
 #else
@@ -94,7 +98,7 @@ struct Int8Layer {
   int64_t inputs, outputs;
 
   // Outputs first to first + kOutputs of y (M, N), for bytes x (M, K) with a scale for each row:
-  // y = (sum - shift) · scale of x · scale + bias.
+  // y = (sum - shift) · scale of x · scale + bias; without the shift where kZero is 0.
   void block(int64_t first, const Byte* x, const float* x_scale, int64_t rows, float* y,
              int64_t y_step) const {
     const int64_t count = std::min(kOutputs, outputs - first);
@@ -113,24 +117,27 @@ struct Int8Layer {
   void finish(int64_t first, int64_t count, const int32_t* sums, float x_scale, float* y) const {
     int64_t j = 0;
     for (; j + kLanes <= count; j += kLanes) {
-      const Ints sum = load(sums + j) - load(shift + first + j);
+      Ints sum = load(sums + j);
+      if constexpr (kZero != 0) sum -= load(shift + first + j);
       const Floats product = __builtin_convertvector(sum, Floats) * x_scale;
       store(y + j, product * load(scale + first + j) + load(bias + first + j));
     }
-    for (; j < count; j++)
-      y[j] = float(sums[j] - shift[first + j]) * x_scale * scale[first + j] + bias[first + j];
+    for (; j < count; j++) {
+      const int32_t sum = kZero ? sums[j] - shift[first + j] : sums[j];
+      y[j] = float(sum) * x_scale * scale[first + j] + bias[first + j];
+    }
   }
 };
 
-// Bytes 128 + round(x / scale), and the scale, of one row whose largest magnitude is `most`.
+// Bytes kZero + round(x / scale), and the scale, of one row whose largest magnitude is `most`.
 inline float to_bytes(const float* x, int64_t width, float most, Byte* bytes) {
   using Bytes = Byte __attribute__((vector_size(kLanes * sizeof(Byte)), aligned(1), may_alias));
   const float scale = most > 0 ? most / 127 : 1, inverse = 1 / scale;
   int64_t k = 0;
   for (; k + kLanes <= width; k += kLanes)
     *reinterpret_cast<Bytes*>(bytes + k) =
-        __builtin_convertvector(nearest(load(x + k) * inverse) + 128, Bytes);
-  for (; k < width; k++) bytes[k] = Byte(int32_t(std::nearbyint(x[k] * inverse)) + 128);
+        __builtin_convertvector(nearest(load(x + k) * inverse) + kZero, Bytes);
+  for (; k < width; k++) bytes[k] = Byte(int32_t(std::nearbyint(x[k] * inverse)) + kZero);
   return scale;
 }
 
