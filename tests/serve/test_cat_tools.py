@@ -40,7 +40,8 @@ def test_weblate(served: Any, tmp_path: Path) -> None:
     model = served.models["de-en"]
     status, answer = weblate(served, texts)
     assert (status, answer["translatedText"]) == (200, model.translate(texts))
-    assert answer["reasons"] == [[], ["missing: [X6X]"]]
+    lacks = "not read, as the model's vocabulary lacks it: [, X, 6, ]"
+    assert answer["reasons"] == [[], [lacks, "missing: [X6X]"]]
     assert weblate(served, texts[:1])[1]["translatedText"] == model.translate(texts[:1])
     # Its check of new settings; it shows `error` if that is a text.
     status, refused = weblate(served, ["test"], source="en", target="de")

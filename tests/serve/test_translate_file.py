@@ -95,11 +95,16 @@ def test_the_answer_counts_and_names_what_to_review(served: Any) -> None:
     _, answer = upload(served, "a.txt", text, source="de", target="en")
     assert (answer["counts"]["segments"], answer["counts"]["to_review"]) == (2, 2)
     cut = "cut off by the length limit"  # as the net was not trained
+    lacks = "not read, as the model's vocabulary lacks it: 5, 2"
     first, second = answer["reviews"]
-    codes = [{"code": "cut", "values": {}}, {"code": "missing", "values": {"pieces": "52"}}]
-    row = {"line": 1, "source": "the cat", "reasons": [cut], "reasonCodes": codes[:1]}
+    codes = [
+        {"code": "unknown", "values": {"pieces": "5, 2"}},
+        {"code": "cut", "values": {}},
+        {"code": "missing", "values": {"pieces": "52"}},
+    ]
+    row = {"line": 1, "source": "the cat", "reasons": [cut], "reasonCodes": codes[1:2]}
     assert first == row
-    row = {"line": 3, "source": "the cat 52", "reasons": [cut, "missing: 52"]}
+    row = {"line": 3, "source": "the cat 52", "reasons": [lacks, cut, "missing: 52"]}
     assert second == {**row, "reasonCodes": codes}
 
 

@@ -230,7 +230,12 @@ class Translator(Generator):
         if not pieces:
             return outputs
         reason = Reason("unknown", {"pieces": ", ".join(dict.fromkeys(pieces))})
-        return [replace(output, reasons=(*output.reasons, reason)) for output in outputs]
+        return [
+            output  # of a further search, which has it already
+            if reason in output.reasons
+            else replace(output, reasons=(*output.reasons, reason))
+            for output in outputs
+        ]
 
     def _keeps(self, options: Options) -> bool:
         """True if pieces are masked; raises UserError for a wish that the model cannot meet."""
