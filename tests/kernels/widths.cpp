@@ -57,7 +57,8 @@ bool multiplies(int64_t rows, int64_t inner, int64_t columns) {
 bool multiplies_bytes(int64_t rows, int64_t inner) {
   std::vector<Byte> x(rows * inner);
   std::vector<int8_t> w(inner * kOutputs);
-  for (size_t i = 0; i < x.size(); i++) x[i] = Byte(i % 7 ? 255 - i % 5 : i % 3);
+  for (int64_t i = 0; i < rows * inner; i++)
+    x[i] = Byte(kZero + (i % 7 ? 127 - i % 5 : i % 3 - 127));
   for (size_t i = 0; i < w.size(); i++) w[i] = int8_t(i % 11 ? 127 - i % 3 : -127);
   std::vector<int32_t> sums(rows * kOutputs);
   with_rows(rows, [&](auto fixed) {
@@ -78,7 +79,7 @@ bool quantizes(int64_t width) {
   std::vector<Byte> bytes(width);
   const float scale = quantize(x.data(), width, bytes.data());
   for (int64_t k = 0; k < width; k++)
-    if (std::fabs((bytes[k] - 128) * scale - x[k]) > 0.501f * scale) return false;
+    if (std::fabs((bytes[k] - kZero) * scale - x[k]) > 0.501f * scale) return false;
   return true;
 }
 
