@@ -1,5 +1,5 @@
 // y = x Wᵀ + b with weights that lie in the order of their reading. In int8 each row of x becomes
-// unsigned bytes by a scale of its own, so that products and sums are whole numbers, which
+// bytes by a scale of its own, so that products and sums are whole numbers, which
 // processors with VNNI compute 64 at a time. Compiled on the machine that it runs on, and called
 // from compiled graphs through torch's C interface.
 #include <vector>
