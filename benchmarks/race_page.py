@@ -155,13 +155,14 @@ def race_sections(records: Sequence[Record], texts: Sequence[str] = ()) -> list[
     """The sections of one race; `texts`: paragraphs before its table."""
     first, task = records[0], task_of(records[0])
     ours = next((record for record in records if record["system"] == OURS), None)
-    rows = [summary(record, ours) for record in records]
-    header = ["", *task.metrics.values()]
-    header += [f"{task.metrics[task.metric]} after {first['minutes'] / 4:g} min"] * is_long(first)
-    header += ["best after", "heedful has that after", "steps"]
-    header += [task.rate, "peak memory", *[task.speed] * bool(task.speed)]
-    header += ["lines of configuration", "commands"]
-    sections = [f"## {heading(first)}", *texts, table(header, rows)]
+    labels = [*task.metrics.values()]
+    labels += [f"{task.metrics[task.metric]} after {first['minutes'] / 4:g} min"] * is_long(first)
+    labels += ["best after, min", "heedful has that after, min", "steps"]
+    labels += [task.rate, "peak memory, MiB", *[task.speed] * bool(task.speed)]
+    labels += ["lines of configuration", "commands"]
+    rows = zip(labels, *(summary(record, ours) for record in records), strict=True)
+    systems = ["", *(record["system"] for record in records)]
+    sections = [f"## {heading(first)}", *texts, table(systems, rows)]
     if any(len(record.get("parts", {})) > 1 for record in records):
         sections.append(table(*parts_table(records)))
     errors = {r["system"]: r["error"] for r in records if r["error"]}
@@ -188,7 +189,7 @@ def is_long(record: Record) -> bool:
 
 
 def summary(record: Record, ours: Record | None) -> list[object]:
-    """The row of a system."""
+    """The column of a system."""
     task, scores, points = task_of(record), final(record), curve(record)
     best = task.best([score for _, score in points])
     reached = None if best is None else minutes_to(record, best)
@@ -198,14 +199,13 @@ def summary(record: Record, ours: Record | None) -> list[object]:
     early = [score for minutes, score in points if minutes <= record["minutes"] / 4][-1:]
     quarter = f"{early[0]:.{task.digits}f}" if early else DASH
     return [
-        record["system"],
         *(f"{scores[metric]:.{task.digits}f}" if scores else DASH for metric in task.metrics),
         *[quarter] * is_long(record),
-        DASH if reached is None else f"{reached:.1f} min",
-        DASH if record["system"] == OURS or overtaken is None else f"{overtaken:.1f} min",
+        DASH if reached is None else f"{reached:.1f}",
+        DASH if record["system"] == OURS or overtaken is None else f"{overtaken:.1f}",
         f"{record['steps']:,}",
         DASH if rate is None else f"{rate:,.0f}",
-        f"{record['peak_bytes'] / 2**20:,.0f} MiB",
+        f"{record['peak_bytes'] / 2**20:,.0f}",
         *speeds,
         record["configuration_lines"],
         record["commands"],
@@ -216,20 +216,13 @@ def parts_table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """The scores of the parts of a test set."""
     task = task_of(records[0])
     with_parts = [record for record in records if record.get("parts")]
-    names = list(with_parts[0]["parts"])
-    header = ["", *(f"{part}, {label}" for part in names for label in task.metrics.values())]
     rows = [
-        [
-            record["system"],
-            *(
-                f"{record['parts'][part][key]:.{task.digits}f}"
-                for part in names
-                for key in task.metrics
-            ),
-        ]
-        for record in with_parts
+        [f"{part}, {label}"]
+        + [f"{record['parts'][part][key]:.{task.digits}f}" for record in with_parts]
+        for part in with_parts[0]["parts"]
+        for key, label in task.metrics.items()
     ]
-    return header, rows
+    return ["", *(record["system"] for record in with_parts)], rows
 
 
 def charts(races: Races) -> list[list[Record]]:
