@@ -185,7 +185,8 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.fill("#translate-text", "the cat 52")
         tab.keyboard.press("Control+Enter")
         tab.wait_for_selector("#translate-reasons:not([hidden])")
-        assert tab.inner_text("#translate-reasons") == "需要审校：缺少：52"
+        reasons = "需要审校：模型词表中没有、未读取的部分：5, 2；缺少：52"
+        assert tab.inner_text("#translate-reasons") == reasons
         assert tab.locator("#review-list div").count() == 0, "of a file that is gone"
         tab.click("#language")
         assert tab.inner_text("#translate-reasons") == "To review: missing: 52"
