@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "answer",
+    "chinese_search",
     "diagrams",
     "forked",
     "forked_commands",

@@ -14,8 +14,11 @@ from xml.etree import ElementTree
 import pytest
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import write_po
+from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.directives.code import LiteralIncludeReader
+from sphinx.errors import ExtensionError
+from sphinx.search import IndexBuilder
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = {"Attention": "注意力", "A changed paragraph.": "改过的段落。"}
@@ -138,6 +141,36 @@ def test_names_of_functions_are_spaced(formula: str, expected: str) -> None:
     assert expected in space(convert(formula))
 
 
+@pytest.mark.parametrize(
+    ("formula", "problem"),
+    [
+        (r"\begin{pmatrix} a & b \end{pmatrix}_{i}", "4 children of one msub"),
+        (r"\frac{a}{b}", ""),
+        (r"\unknown_{", "cannot convert"),
+    ],
+)
+def test_markup_that_browsers_cannot_draw_stops_the_build(formula: str, problem: str) -> None:
+    convert_node = script("_ext/mathml.py")["_markup"]
+    if not problem:
+        assert "<mfrac>" in convert_node(nodes.math(formula, formula), "block")
+        return
+    with pytest.raises(ExtensionError, match=problem):
+        convert_node(nodes.math(formula, formula), "block")
+
+
+def test_chinese_pages_are_found_by_pairs_of_characters() -> None:
+    pairs = script("_ext/chinese_search.py")["SearchPairs"]({})
+    terms = pairs.split("多头注意力：GPT-2 的 KV 缓存")
+    assert terms[:8] == [*"多头注意力", "多头", "头注", "注意"]
+    assert terms[8:] == ["意力", "GPT", "2", "的", "KV", "缓", "存", "缓存"]
+    assert [term for term in terms if not pairs.word_filter(term)] == ["2"]
+    # The browser runs this script up to the first name that is not defined.
+    stemmer = IndexBuilder.get_js_stemmer_code(SimpleNamespace(lang=pairs))
+    name = re.search(r"window\.Stemmer = (\w+);", stemmer)
+    assert name is not None
+    assert f"var {name[1]}=" in stemmer
+
+
 def fences(page: Path) -> Iterator[tuple[str, list[str]]]:
     """The kind and the lines of each block of code of a page."""
     for kind, text in re.findall(
@@ -147,8 +180,8 @@ def fences(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_lines_of_code_fit_the_column() -> None:
-    """Of pages that people write; `site.css` has the width. Diagrams of the architecture scroll."""
-    pages = [page for page in DOCS.glob("*.md") if page.stem not in ("architecture", "log")]
+    """Of pages that people write; `site.css` has the width."""
+    pages = [page for page in DOCS.glob("*.md") if page.stem != "log"]
     pages += [
         page for name in ("handbook", "tutorials", "guides") for page in DOCS.glob(f"{name}/*.md")
     ]

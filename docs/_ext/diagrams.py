@@ -152,31 +152,31 @@ class Canvas:
 def positions(language: str) -> Canvas:
     """Where the position schemes of chapter 2 act."""
     c = Canvas("The two ways to put positions into a Transformer", 392, language)
-    left, right = 95, 268
+    left, right = 88, 274
     c.text(4, 10, "way 1: add to the embedding", room=190, anchor="start")
-    c.text(right, 222, "way 2: change the scores", room=176)
+    c.text(right, 222, "way 2: change the scores", room=168)
     low = c.box(left, 24, 160, "token ids (B, T)", kind="data")
     c.line((left, low), (left, 62))
     low = c.box(left, 62, 160, "row of the embedding\n· √D", shape="(B, T, D)")
     c.line((left, low), (left, 142))
     bottom = c.box(
-        right, 110, 176, "row of the position table\nsinusoids, or trained", shape="(T, D)"
+        right, 110, 168, "row of the position table\nsinusoids, or trained", shape="(T, D)"
     )
-    c.line((right - 88, 150), (left + 8, 150))
+    c.line((right - 84, 150), (left + 8, 150))
     assert bottom > 150
     low = c.plus(left, 150)
     c.line((left, low), (left, 178))
     low = c.box(left, 178, 160, "states x (B, T, D)", kind="data")
     c.line((left, low), (left, 236))
-    c.frame(8, 206, 174, 180)
-    c.text(14, 219, "attention", room=70, anchor="start")
+    c.frame(4, 206, 168, 180)
+    c.text(10, 219, "attention", room=70, anchor="start")
     low = c.box(left, 236, 150, "Q, K, V", kind="box")
     c.line((left, low), (left, 290))
-    c.line((right - 88, 248), (left + 75, 248))
-    c.box(right, 236, 176, "rotary: rotate Q and K", kind="choice")
+    c.line((right - 84, 248), (left + 75, 248))
+    c.box(right, 236, 168, "rotary: rotate Q and K", kind="choice")
     low = c.box(left, 290, 150, "scores Q Kᵀ / √E")
-    c.box(right, 290, 176, "ALiBi, T5: add a number", kind="choice")
-    c.line((right - 88, 302), (left + 75, 302))
+    c.box(right, 290, 168, "ALiBi, T5: add a number", kind="choice")
+    c.line((right - 84, 302), (left + 75, 302))
     c.line((left, low), (left, 344))
     c.box(left, 344, 150, "softmax, mean of V")
     return c

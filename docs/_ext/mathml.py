@@ -6,6 +6,7 @@ parentheses, which text fonts lack.
 
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -16,10 +17,21 @@ from sphinx.errors import ExtensionError
 def _markup(node: nodes.Element, display: str) -> str:
     source = node.astext()
     try:
-        return _space_names(str(convert(source, display=display)))
+        markup = str(convert(source, display=display))
     except Exception as error:
         raise ExtensionError(f"cannot convert the formula {source!r}: {error}") from error
+    for element in ElementTree.fromstring(markup).iter():
+        name = element.tag.rpartition("}")[2]
+        if len(element) != _CHILDREN.get(name, len(element)):
+            raise ExtensionError(f"{source!r} becomes {len(element)} children of one {name}")
+    return _space_names(markup)
 
+
+# latex2mathml writes other numbers of children for, say, an index of a matrix.
+_CHILDREN = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2} | {
+    "msubsup": 3,
+    "munderover": 3,
+}
 
 # A name such as `softmax`, an operator in latex2mathml's output or (`cos`) an identifier.
 _NAME = re.compile(
