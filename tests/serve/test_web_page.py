@@ -189,7 +189,8 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         assert tab.inner_text("#translate-reasons") == reasons
         assert tab.locator("#review-list div").count() == 0, "of a file that is gone"
         tab.click("#language")
-        assert tab.inner_text("#translate-reasons") == "To review: missing: 52"
+        reasons = "To review: not read, as the model's vocabulary lacks it: 5, 2; missing: 52"
+        assert tab.inner_text("#translate-reasons") == reasons
         tab.click("#language")
         tab.focus("#theme")
         tab.keyboard.press("Enter")

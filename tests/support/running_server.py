@@ -1,8 +1,10 @@
 """A server of tiny models in a thread of the tests, on a port of its own."""
 
 import asyncio
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,7 +46,14 @@ class RunningServer:
         """Drain and end."""
         self.loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(20)
-        assert not self._thread.is_alive()
+        assert not self._thread.is_alive(), self._unfinished()
+
+    def _unfinished(self) -> str:
+        """The places where the server's thread and its tasks are."""
+        frames = [sys._current_frames()[self._thread.ident or 0]]
+        frames += [frame for task in asyncio.all_tasks(self.loop) for frame in task.get_stack()]
+        places = "\n".join("".join(traceback.format_stack(frame)[-4:]) for frame in frames)
+        return f"{len(self.server.server.server_state.connections)} connections\n{places}"
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
