@@ -182,22 +182,6 @@ def test_beam_full_outputs_equal_those_of_the_net_if_all_hypotheses_end(pair: An
     assert compared > 2
 
 
-def test_beams_that_cannot_end_are_those_of_the_net(pair: Any) -> None:
-    model, backend = pair
-    rows = rows_of((3, 3, 3))
-    options = {"beam_size": 3, "max_new_tokens": 7, "renormalize_logits": True}
-    call = supported_request(model, rows, **options)
-    assert [] in backend.outputs(rows, call), "one reaches the limit, and could end"
-    call = call.select([0, 1, 2], suppressed_ids=call.eos_ids, forced_eos_id=None)
-    ours, others = model.eager.outputs(rows, call), backend.outputs(rows, call)
-    assert ids_of(others) == ids_of(ours)
-    assert [len(item.ids) for [item] in others] == [7, 7, 7]
-    call = call.select([0, 1, 2], max_new_tokens=[7, 6, 7])
-    assert ids_of(backend.outputs(rows, call))[1] == [], "cut, it would not be the best of six"
-    call = call.select([0, 1, 2], max_new_tokens=[7, 7, 7], forced_eos_id=call.eos_ids[0])
-    assert backend.outputs(rows, call) == [[], [], []]
-
-
 def test_each_row_has_its_own_length_limit_and_forced_eos(pair: Any) -> None:
     model, rows = pair[0], rows_of()
     ends = {"max_new_tokens": [2, 7, 4, 1], "forced_eos_id": model.end_ids()[0]}

@@ -66,10 +66,9 @@ class CTranslate2:
     """A directory that `heedful.backends.ctranslate2.conversion.write` wrote.
 
     A beam search ends after `beam_size` finished hypotheses, as by the stop rule `beam_full`; a row
-    whose search reaches its length limit has no outputs here, unless no output may end. Tokens that
-    the model suppresses are excluded before the softmax, so that beams are ranked as by
-    `renormalize_logits`; scores are the net's. With a shortlist, the allowed tokens are those of
-    all sources of a batch.
+    whose search reaches its length limit has no outputs here. Tokens that the model suppresses are
+    excluded before the softmax, so that beams are ranked as by `renormalize_logits`; scores are
+    the net's. With a shortlist, the allowed tokens are those of all sources of a batch.
 
     Args:
         settings: `threads` of each worker; `workers` run batches side by side.
@@ -219,10 +218,7 @@ class CTranslate2:
         if not ids:  # of a source without words: it is not decoded
             return None
         # At the limit the net forces an end token, and prefers outputs that ended before.
-        may_end = not {*request.eos_ids} <= {*request.suppressed_ids}
-        if request.options.by_beams and len(ids) >= limit + (
-            not may_end and request.forced_eos_id is None
-        ):
+        if request.options.by_beams and len(ids) >= limit:
             return None
         if len(ids) > limit and not math.isnan(own_score):
             return None
