@@ -250,7 +250,9 @@ def method_text(timing: dict[str, Any], shapes: dict[str, Shape]) -> str:
         f"{timing.get('lasting', 0):g} seconds. Rates are medians of the rounds, ratios "
         "medians of the ratios within a round. If optimize selected CTranslate2 with the settings "
         "that are fastest by hand, both are one process and use the same loaded model: the "
-        "speed of two copies differs by some percent."
+        "speed of two copies differs by some percent. All outputs end at the length limit, where "
+        "beam searches of CTranslate2 are not those of the net, and heedful runs them on compiled "
+        "graphs; those of a trained translator, which end before it, may run in CTranslate2."
     )
 
 
