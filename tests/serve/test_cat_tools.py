@@ -41,7 +41,8 @@ def test_weblate(served: Any, tmp_path: Path) -> None:
     status, answer = weblate(served, texts)
     assert (status, answer["translatedText"]) == (200, model.translate(texts))
     lacks = "not read, as the model's vocabulary lacks it: [, X, 6, ]"
-    assert answer["reasons"] == [[], [lacks, "missing: [X6X]"]]
+    cut = "cut off by the length limit"
+    assert answer["reasons"] == [[cut], [lacks, "missing: [X6X]", cut]]
     assert weblate(served, texts[:1])[1]["translatedText"] == model.translate(texts[:1])
     # Its check of new settings; it shows `error` if that is a text.
     status, refused = weblate(served, ["test"], source="en", target="de")

@@ -31,9 +31,14 @@ def call(served: Any, path: str, body: Any = None, form: bool = False, method: s
         return refused.code, json.loads(refused.read())
 
 
-def answer_of(text: str) -> dict[str, Any]:
-    """An answer without a reason for a review."""
-    return {"translatedText": text, "reasons": [], "reasonCodes": []}
+CUT = "cut off by the length limit"
+
+
+def answer_of(model: Any, text: str) -> dict[str, Any]:
+    """The answer to a text whose translation has no other reason for a review than its length."""
+    [output] = model.translate(text, return_details=True)
+    codes = [{"code": "cut", "values": {}}] * output.is_cut
+    return {"translatedText": output.text, "reasons": [CUT] * len(codes), "reasonCodes": codes}
 
 
 def test_the_calls_of_libretranslatepy(served: Any) -> None:
@@ -41,7 +46,7 @@ def test_the_calls_of_libretranslatepy(served: Any) -> None:
     form = {"q": "the cat sat", "source": "de", "target": "en"}
     assert call(served, "/translate", form, form=True) == (
         200,
-        answer_of(model.translate("the cat sat")),
+        answer_of(model, "the cat sat"),
     )
     assert call(served, "/languages", {}, form=True, method="GET") == (
         200,
@@ -67,8 +72,9 @@ def test_a_request_has_terms_of_its_own(
     from heedful.serve.glossaries import Glossaries
 
     body = {"q": ["the cat", "a dog"], "source": "de", "target": "en"}
+    model = served.models["de-en"]
     plain = call(served, "/translate", body)[1]
-    assert plain["reasons"] == [[], []]
+    assert plain["reasons"] == [answer_of(model, text)["reasons"] for text in body["q"]]
     status, answer = call(served, "/translate", {**body, "glossary": {"cat": "mat|sat"}})
     assert status == 200
     is_met = {"mat", "sat"} & {*answer["translatedText"][0].split()}
@@ -80,7 +86,8 @@ def test_a_request_has_terms_of_its_own(
     unknown = {"cat": "mat|sat", "dog": "漢"}  # which the vocabulary cannot write
     status, left_out = call(served, "/translate", {**body, "glossary": unknown})
     assert (status, left_out["translatedText"]) == (200, answer["translatedText"])
-    assert left_out["reasons"][1] == ["the term dog is not required: the model cannot write 漢"]
+    term = "the term dog is not required: the model cannot write 漢"
+    assert left_out["reasons"][1] == [term, *plain["reasons"][1]]
     assert left_out["reasonCodes"][1][0]["code"] == "term_left_out"
     assert call(served, "/translate", {**body, "glossary": {"dog": "漢"}})[0] == 400
     status, answer = call(served, "/translate", {**body, "glossary": {"cat": ""}})
@@ -106,6 +113,8 @@ def test_a_request_has_terms_of_its_own(
 
 
 def test_the_quality_is_that_of_the_worst_sentence(served: Any) -> None:
+    from heedful.fidelity.quality import quality
+
     model = served.models["de-en"]
     texts = ["The cat sat. A dog ran!", "A dog ran! The cat sat.", "", "the dog"]
     body = {"q": texts, "source": "de", "target": "en", "quality": True}
@@ -114,7 +123,10 @@ def test_the_quality_is_that_of_the_worst_sentence(served: Any) -> None:
     outputs = model.translate(
         ["The cat sat.", "A dog ran!", "the dog"], return_details=True, scores=True
     )
-    values = [found.quality for [found] in outputs]
+    values = [
+        quality(found.probability, has_reasons=bool(found.reasons) or found.is_cut)
+        for [found] in outputs
+    ]
     assert values[0] != pytest.approx(values[1])
     worst = pytest.approx(min(values[:2]))
     assert answer["quality"] == [worst, worst, None, pytest.approx(values[2])]
@@ -249,7 +261,8 @@ def test_a_sentence_that_is_too_long_is_translated_in_clauses(served: Any) -> No
     word = "dog" * 200
     status, answer = call(served, "/translate", {**body, "q": f"a dog ran\n{word}"})
     assert (status, answer["translatedText"]) == (200, f"{short}\n{word}")
-    assert answer["reasons"] == ["words that are too long for the model: 1"]
+    of_dog = answer_of(model, "a dog ran")["reasons"]
+    assert answer["reasons"] == [*of_dog, "words that are too long for the model: 1"]
     status, answer = call(served, "/translate", {**body, "q": word})
     assert (status, answer["code"]) == (400, "context_length_exceeded")
 
@@ -258,14 +271,15 @@ def test_reasons_to_review_a_translation(served: Any) -> None:
     body = {"q": ["the cat 52. A dog!", "", "a dog"], "source": "de", "target": "en"}
     _, answer = call(served, "/translate", body)
     lacks = "not read, as the model's vocabulary lacks it: "
-    expected = [f"{lacks}5, 2, .", "missing: 52", f"{lacks}A, !"]
-    assert answer["reasons"] == [expected, [], []]
+    expected = [f"{lacks}5, 2, .", "missing: 52", f"{lacks}A, !", CUT]
+    assert answer["reasons"] == [expected, [], [CUT]]
     codes = [("unknown", "5, 2, ."), ("missing", "52"), ("unknown", "A, !")]
     expected = [{"code": code, "values": {"pieces": pieces}} for code, pieces in codes]
-    assert answer["reasonCodes"] == [expected, [], []]
+    cut = {"code": "cut", "values": {}}
+    assert answer["reasonCodes"] == [[*expected, cut], [], [cut]]
     html = {**body, "q": "<p id=52>the cat &eacute;</p>", "format": "html"}
     reasons = call(served, "/translate", html)[1]["reasons"]
-    assert reasons == [f"{lacks}é"], "tags are not of the text"
+    assert reasons == [f"{lacks}é", CUT], "tags are not of the text"
 
 
 def test_a_list_is_one_batch(served: Any) -> None:
@@ -316,13 +330,12 @@ def test_a_translator_that_names_its_languages_goes_first(served: Any) -> None:
             ("de", "fr", "any"),
         ):
             body = {"q": "a dog", "source": source, "target": target}
-            expected = models[name].translate("a dog")
-            assert call(server, "/translate", body) == (200, answer_of(expected))
+            expected = answer_of(models[name], "a dog")
+            assert call(server, "/translate", body) == (200, expected)
         body = {"q": "a dog", "source": "de", "target": "en"}
         for name, model in models.items():
-            expected = model.translate("a dog")
             answer = call(server, "/translate", {**body, "model": name})
-            assert answer == (200, answer_of(expected))
+            assert answer == (200, answer_of(model, "a dog"))
         status, refused = call(server, "/translate", {**body, "model": "de-en", "source": "fr"})
         assert (status, refused["error"]) == (
             400,
@@ -380,7 +393,7 @@ def test_a_translator_without_languages_needs_no_target(
     Registry({"any": tmp_path / "model"}, Settings(), Metrics()).load("any")
     assert not caplog.text
     with running({"any": model}) as server:
-        expected = answer_of(model.translate("a dog"))
+        expected = answer_of(model, "a dog")
         for body in ({}, {"target": "en"}, {"source": "de", "target": "en"}, {"source": "de"}):
             assert call(server, "/translate", {"q": "a dog", **body}) == (200, expected)
         status, answer = call(server, "/translate", {"q": "a dog", "source": "auto"})

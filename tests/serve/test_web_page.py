@@ -185,11 +185,14 @@ def test_every_use_by_keyboard_in_both_languages(browser: Any) -> None:
         tab.fill("#translate-text", "the cat 52")
         tab.keyboard.press("Control+Enter")
         tab.wait_for_selector("#translate-reasons:not([hidden])")
-        reasons = "需要审校：模型词表中没有、未读取的部分：5, 2；缺少：52"
+        reasons = (
+            "需要审校：模型词表中没有、未读取的部分：5, 2；缺少：52；译文达到长度上限，已被截断"
+        )
         assert tab.inner_text("#translate-reasons") == reasons
         assert tab.locator("#review-list div").count() == 0, "of a file that is gone"
         tab.click("#language")
-        reasons = "To review: not read, as the model's vocabulary lacks it: 5, 2; missing: 52"
+        reasons = "not read, as the model's vocabulary lacks it: 5, 2; missing: 52"
+        reasons = f"To review: {reasons}; cut off by the length limit"
         assert tab.inner_text("#translate-reasons") == reasons
         tab.click("#language")
         tab.focus("#theme")

@@ -20,7 +20,7 @@ from heedful.documents.translating import (
     worst_quality,
 )
 from heedful.errors import UserError
-from heedful.fidelity.reasons import code_of
+from heedful.fidelity.reasons import Reason, code_of
 from heedful.options import Options
 from heedful.pipelines import Translator
 from heedful.pipelines.generations import Generation
@@ -272,6 +272,7 @@ def _joined(
         for row, output in zip(text.rows, outputs, strict=True)
         for reason in review_reasons(row, output)
     ]
+    reasons += [Reason("cut")] if any(output.is_cut for output in outputs) else []
     reasons += [*too_long_words(text.num_unfit), *joined[0].reasons]
     reasons += review(Segment(" ".join(text.rows), 1), best.text)
     value = worst_quality(text.rows, outputs, has_reasons=bool(reasons))
