@@ -21,7 +21,8 @@ class SearchPairs(SearchChinese):
     js_splitter_code = r"""
 var splitQuery = function (query) {
   var terms = [];
-  (query.match(/[\u4e00-\u9fff]+|[\p{L}\p{N}_]+/gu) || []).forEach(function (run) {
+  var runs = query.match(/[\u4e00-\u9fff]+|(?:(?![\u4e00-\u9fff])[\p{L}\p{N}_])+/gu) || [];
+  runs.forEach(function (run) {
     if (!/[\u4e00-\u9fff]/.test(run)) return terms.push(run);
     var pairs = run.match(/.(?=.)/gu) || [run];
     pairs.forEach(function (first, place) {

@@ -13,6 +13,10 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+# Of MathML; latex2mathml writes other numbers of children for, say, an index of a matrix.
+_CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 2)
+_CHILDREN |= dict.fromkeys(("msubsup", "munderover"), 3)
+
 
 def _markup(node: nodes.Element, display: str) -> str:
     source = node.astext()
@@ -26,12 +30,6 @@ def _markup(node: nodes.Element, display: str) -> str:
             raise ExtensionError(f"{source!r} becomes {len(element)} children of one {name}")
     return _space_names(markup)
 
-
-# latex2mathml writes other numbers of children for, say, an index of a matrix.
-_CHILDREN = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2} | {
-    "msubsup": 3,
-    "munderover": 3,
-}
 
 # A name such as `softmax`, an operator in latex2mathml's output or (`cos`) an identifier.
 _NAME = re.compile(
